@@ -1,0 +1,28 @@
+#!/bin/sh
+# Builds the fuzz targets (clang, libFuzzer, address and undefined-behaviour sanitizers) and runs
+# each for a while over its corpus in fuzz/corpus.
+#
+#   scripts/fuzz.sh [SECONDS [TARGET...]]     default: 60 s each, all targets
+set -eu
+
+root=$(cd "$(dirname "$0")/.." && pwd)
+. "$root/scripts/lib.sh"
+cd "$root"
+seconds=${1:-60}
+[ $# -eq 0 ] || shift
+
+scripts/build.sh --preset fuzz
+[ $# -gt 0 ] || set -- $(find build/fuzz -type f -name 'fuzz_*' -perm -u+x -exec basename {} \; | sort)
+[ $# -gt 0 ] || die "no fuzz targets in build/fuzz"
+for target in "$@"; do
+  binary=$(find build/fuzz -type f -name "$target" -perm -u+x | head -n 1)
+  [ -n "$binary" ] || die "no fuzz target '$target'"
+  # New inputs stay out of the committed corpus; a crash is left in the same folder.
+  found=build/fuzz/found/$target
+  mkdir -p "$found"
+  set -- "$found"
+  [ ! -d "fuzz/corpus/${target#fuzz_}" ] || set -- "$found" "fuzz/corpus/${target#fuzz_}"
+  say "== $target for $seconds s"
+  "$binary" -max_total_time="$seconds" -print_final_stats=1 -artifact_prefix="$found/" "$@" ||
+    die "$target failed; the input is in $found"
+done
