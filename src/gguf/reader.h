@@ -11,6 +11,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
@@ -56,7 +57,8 @@ class GgufFile {
   // Maps the file read-only and checks all of its structure.
   // ERRORS: kNotFound (no such path), kInvalidArgument (not a GGUF, damaged, or cut short: the
   //         message says what the file is instead, or which tensor needs how many bytes and how
-  //         many there are), kUnimplemented (a tensor type or version we do not read, by name).
+  //         many there are), kUnimplemented (a tensor type or version we do not read, by name),
+  //         kPermissionDenied (not readable).
   static absl::StatusOr<std::unique_ptr<GgufFile>> Open(const std::string& path);
   // The same over bytes in memory, which must outlive the object (fuzzing, tests).
   static absl::StatusOr<std::unique_ptr<GgufFile>> FromMemory(absl::Span<const uint8_t> bytes,

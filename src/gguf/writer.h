@@ -29,6 +29,7 @@ class GgufWriter {
   void AddRaw(std::string_view key, uint32_t value_type, std::string_view payload);
 
   // `data` is the tensor in `type`'s block format; dims[0] is contiguous.
+  // REQUIRES: data.size() is the size of that many whole blocks.
   void AddTensor(std::string_view name, TensorType type, absl::Span<const int64_t> dims,
                  std::string data);
   // Any type number, dims and offset, unchecked: for malformed fixtures.
@@ -49,6 +50,7 @@ class GgufWriter {
     uint64_t offset;
   };
   uint32_t version_;
+  uint64_t alignment_ = 32;  // follows general.alignment
   uint64_t num_entries_ = 0;
   std::string entries_;
   std::vector<Tensor> tensors_;

@@ -1,0 +1,25 @@
+// How text from a hostile file appears in an error message: one line, short, printable.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "absl/strings/string_view.h"
+
+namespace vericache {
+
+// Distributions build Abseil with a string_view of its own, to which std's does not convert.
+inline absl::string_view ToAbsl(std::string_view text) { return {text.data(), text.size()}; }
+
+// A key or tensor name in quotes: escaped to plain ASCII, and cut when it is long.
+std::string Quoted(std::string_view name);
+// A path as typed, except that control characters become '?'.
+std::string PathForMessage(std::string_view path);
+
+// "u32", "string"; "type 99" for numbers the format has not given out.
+std::string GgufValueTypeName(uint32_t type);
+// Bytes of one scalar; 0 for strings, arrays and unknown types.
+uint64_t GgufScalarBytes(uint32_t type);
+
+}  // namespace vericache
