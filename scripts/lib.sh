@@ -1,5 +1,6 @@
 # Helpers of ./demo, ./check and the scripts beside this file: POSIX sh, to be sourced.
 #
+# shellcheck shell=sh disable=SC2154
 # The sourcing script sets `root` to the repository's root. Everything here talks on standard
 # error, so that a script's standard output stays its own.
 
@@ -51,13 +52,16 @@ step() {
   wait "$lib_step_pid" || lib_status=$?
   lib_step_pid=
   [ "$lib_tty" = 0 ] || printf '\r\033[K' >&2
+  lib_took="$lib_title ($(($(now) - lib_start)) s)"
   if [ "$lib_status" = 0 ]; then
-    say "  ok  $lib_title ($(($(now) - lib_start)) s)"
+    say "  ok  $lib_took"
   else
-    say "  FAILED  $lib_title ($(($(now) - lib_start)) s, exit $lib_status); the end of build/logs/${lib_log##*/}:"
+    say "  FAILED  $lib_took, exit $lib_status; the end of build/logs/${lib_log##*/}:"
     tail -n 40 "$lib_log" | sed 's/^/      /' >&2
   fi
   return "$lib_status"
 }
 
-models_dir() { printf '%s\n' "${XDG_CACHE_HOME:-${HOME:?HOME is not set}/.cache}/vericache/models"; }
+models_dir() {
+  printf '%s\n' "${XDG_CACHE_HOME:-${HOME:?HOME is not set}/.cache}/vericache/models"
+}
