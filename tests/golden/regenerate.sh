@@ -18,7 +18,7 @@ if ! [ -f "$here/installed" ]; then
   python3 -m venv "$here/venv" || die "python3 -m venv failed; install python3-venv"
   step golden_pip.log "install PyTorch and transformers into build/golden" \
     "$python" -m pip install torch==2.15.0 transformers==5.24.0 tokenizers==0.23.3 numpy==2.4.6 \
-    sentencepiece ||
+    gguf==0.19.0 sentencepiece ||
     die "the packages could not be installed"
   : >"$here/installed"
 fi
@@ -28,5 +28,6 @@ if ! [ -d "$here/$source_package" ]; then
     die "the source package could not be fetched"
   tar -xzf "$here/$source_package.tar.gz" -C "$here"
 fi
-"$python" "$root/tests/golden/model/make_golden.py" --llama-cpp "$here/$source_package/vendor/llama.cpp"
+llama_cpp=$here/$source_package/vendor/llama.cpp
+"$python" "$root/tests/golden/model/make_golden.py" --llama-cpp "$llama_cpp"
 cd "$root" && git --no-pager diff --stat -- tests/golden
