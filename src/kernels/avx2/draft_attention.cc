@@ -1,0 +1,182 @@
+// Attention over draft KV (order: scalar/draft_attention.cc). Each group of 32 keys is turned into
+// fp32 once, in the layout of full KV, and shared by all query heads through the same tiles.
+#include "kernels/avx2/attention_tiles.h"
+#include "kernels/avx2/vec16.h"
+#include "kernels/scalar/scalar_math.h"
+#include "kernels/table_parts.h"
+
+namespace vericache::VC_KERNEL_NS {
+namespace {
+
+struct Draft {
+  const DraftHeadView* kv;
+  const float* q;
+  int64_t num_heads;
+  int64_t head_dim;
+  int64_t padded;
+  int64_t num_keys;
+  int64_t ldp;  // keys rounded up to 16
+  float* p;     // [num_heads][ldp]
+  float* acc;   // [num_heads][padded]
+  float* copy;  // one group in fp32
+};
+
+VC_INLINE Vec16 F16Lanes(uint16_t value) { return Set(_cvtsh_ss(value)); }
+
+// [head_dim][16] for the keys of half 0, then the same for half 1.
+void DequantizeKeys(const DraftHeadView& kv, int64_t group, float* dst) {
+  float* dst_high = dst + static_cast<int64_t>(kv.head_dim) * 16;
+  for (int64_t d = 0; d < kv.head_dim; ++d) {
+    const int64_t channel = group * kv.head_dim + d;
+    const Vec16 scale = F16Lanes(kv.k_scale[channel]);
+    const Vec16 min = F16Lanes(kv.k_min[channel]);
+    Vec16 low, high;
+    if (kv.k_format == DraftFormat::kInt8) {
+      low = LoadBytes(kv.k_data + channel * 32);
+      high = LoadBytes(kv.k_data + channel * 32 + 16);
+    } else {
+      LoadNibbles(kv.k_data + channel * 16, &low, &high);
+    }
+    Store(Fma(scale, low, min), dst + d * 16);
+    Store(Fma(scale, high, min), dst_high + d * 16);
+  }
+}
+
+// [head_dim / 16][32 keys][16].
+void DequantizeValues(const DraftHeadView& kv, int64_t group, float* dst) {
+  const int64_t parts = kv.head_dim / 32;
+  for (int64_t j = 0; j < kDraftGroup; ++j) {
+    for (int64_t c = 0; c < parts; ++c) {
+      const int64_t part = (group * kDraftGroup + j) * parts + c;
+      const Vec16 scale = F16Lanes(kv.v_scale[part]);
+      const Vec16 min = F16Lanes(kv.v_min[part]);
+      Vec16 low, high;
+      if (kv.v_format == DraftFormat::kInt8) {
+        low = LoadBytes(kv.v_data + part * 32);
+        high = LoadBytes(kv.v_data + part * 32 + 16);
+      } else {
+        LoadNibbles(kv.v_data + part * 16, &low, &high);
+      }
+      Store(Fma(scale, low, min), dst + (2 * c * kDraftGroup + j) * 16);
+      Store(Fma(scale, high, min), dst + ((2 * c + 1) * kDraftGroup + j) * 16);
+    }
+  }
+}
+
+template <typename T>
+void ScoreGroup(const Draft& a, const T* k, int64_t key, int64_t num_groups) {
+  for (int64_t h = 0; h < a.num_heads;) {
+    const int rows = TileRows(a.num_heads - h);
+    QkRows(rows, a.q + h * a.head_dim, static_cast<int>(a.head_dim), k, num_groups,
+           a.p + h * a.ldp + key, a.ldp);
+    h += rows;
+  }
+}
+
+void Scores(const Draft& a) {
+  const DraftHeadView& kv = *a.kv;
+  const int64_t group_values = a.head_dim * 16;
+  const uint16_t* halves = reinterpret_cast<const uint16_t*>(kv.k_data);
+  for (int64_t g = 0; g < kv.num_groups; ++g) {
+    if (kv.k_format == DraftFormat::kF16) {
+      ScoreGroup(a, halves + g * 2 * group_values, g * kDraftGroup, 2);
+    } else {
+      DequantizeKeys(kv, g, a.copy);
+      ScoreGroup(a, a.copy, g * kDraftGroup, 2);
+    }
+  }
+  ScoreGroup(a, kv.tail_k, kv.num_groups * kDraftGroup, (kv.num_tail + 15) / 16);
+}
+
+// Turns the scores of one head into probabilities, returns 1 / sum.
+float SoftmaxHead(float* p, int64_t num_keys) {
+  const Vec16 masked = Set(-kInf);
+  Vec16 max16 = masked;
+  Mask16 nan = Unordered(masked, masked);
+  for (int64_t j = 0; j < num_keys; j += 16) {
+    Vec16 u = Mul(Load(p + j), Set(kLog2E));
+    if (num_keys - j < 16) u = Select(FirstLanes(num_keys - j), u, masked);
+    Store(u, p + j);
+    nan = Or(nan, Unordered(u, u));
+    max16 = MaxOrSecond(max16, u);
+  }
+  const float max = Any(nan) ? __builtin_nanf("") : MaxLane(max16) + 0.0f;
+  Vec16 sum = Zero();
+  if (!(max > -kInf && max < kInf)) {  // bad row: plain loops take any value
+    float lanes[16] = {};
+    for (int64_t j = 0; j < num_keys; ++j) {
+      p[j] = Exp2NonPositive(p[j] - max);
+      lanes[j % 16] = lanes[j % 16] + p[j];
+    }
+    return 1.0f / LaneTree(lanes);
+  }
+  for (int64_t j = 0; j < num_keys; j += 16) {
+    const Vec16 e = Exp2NonPositiveNoNan(Sub(Load(p + j), Set(max)));
+    Store(e, p + j);
+    sum = Add(sum, e);
+  }
+  return 1.0f / LaneTree(sum);
+}
+
+template <typename T>
+void AddValues(const Draft& a, const T* v, int64_t key, int64_t stored, int64_t valid) {
+  const PvBlock<T> block{v, stored * 16, a.padded / 16, a.ldp, a.padded};
+  for (int64_t h = 0; h < a.num_heads;) {
+    const int rows = TileRows(a.num_heads - h);
+    PvRows(rows, block, a.p + h * a.ldp + key, 0, valid, a.acc + h * a.padded);
+    h += rows;
+  }
+}
+
+void Values(const Draft& a) {
+  const DraftHeadView& kv = *a.kv;
+  const uint16_t* halves = reinterpret_cast<const uint16_t*>(kv.v_data);
+  for (int64_t g = 0; g < kv.num_groups; ++g) {
+    if (kv.v_format == DraftFormat::kF16) {
+      AddValues(a, halves + g * a.padded * kDraftGroup, g * kDraftGroup, kDraftGroup, kDraftGroup);
+    } else {
+      DequantizeValues(kv, g, a.copy);
+      AddValues(a, a.copy, g * kDraftGroup, kDraftGroup, kDraftGroup);
+    }
+  }
+  for (int64_t t = 0; t < kv.num_tail; t += 16) {
+    const int64_t valid = kv.num_tail - t < 16 ? kv.num_tail - t : 16;
+    AddValues(a, kv.tail_v + t * a.padded, kv.num_groups * kDraftGroup + t, 16, valid);
+  }
+}
+
+void AttendDraft(const DraftHeadView& kv, const float* q, int num_heads, float* out, int64_t ldo,
+                 float* scratch) {
+  Draft a;
+  a.kv = &kv;
+  a.q = q;
+  a.num_heads = num_heads;
+  a.head_dim = kv.head_dim;
+  a.padded = (a.head_dim + 15) / 16 * 16;
+  a.num_keys = kv.num_keys();
+  a.ldp = (a.num_keys + 15) / 16 * 16;
+  a.p = reinterpret_cast<float*>((reinterpret_cast<uintptr_t>(scratch) + 63) & ~uintptr_t{63});
+  a.acc = a.p + num_heads * a.ldp;
+  a.copy = a.acc + num_heads * a.padded;
+  Scores(a);
+  for (int64_t i = 0; i < num_heads * a.padded; ++i) a.acc[i] = 0.0f;
+  float inv_of_head[kMaxAttnRows];
+  for (int64_t h = 0; h < num_heads; ++h) {
+    inv_of_head[h] = SoftmaxHead(a.p + h * a.ldp, a.num_keys);
+  }
+  Values(a);
+  for (int64_t h = 0; h < num_heads; ++h) {
+    const Vec16 inv = Set(inv_of_head[h]);
+    const float* acc = a.acc + h * a.padded;
+    float* y = out + h * ldo;
+    int64_t d = 0;
+    for (; d + 16 <= a.head_dim; d += 16) Store(Mul(Load(acc + d), inv), y + d);
+    if (d < a.head_dim) StoreFirst(Mul(Load(acc + d), inv), y + d, a.head_dim - d);
+  }
+}
+
+}  // namespace
+
+void FillDraftAttention(KernelTable* table) { table->attend_draft = AttendDraft; }
+
+}  // namespace vericache::VC_KERNEL_NS
