@@ -106,7 +106,10 @@ std::string OriginOf(const std::string& url) {
   for (CURLUPart part : {CURLUPART_SCHEME, CURLUPART_HOST, CURLUPART_PORT}) {
     char* text = nullptr;
     if (curl_url_get(parsed.get(), part, &text, CURLU_DEFAULT_PORT) != CURLUE_OK) return "";
-    absl::StrAppend(&origin, origin.empty() ? "" : part == CURLUPART_HOST ? "://" : ":",
+    absl::StrAppend(&origin,
+                    origin.empty()           ? ""
+                    : part == CURLUPART_HOST ? "://"
+                                             : ":",
                     absl::AsciiStrToLower(text));
     curl_free(text);
   }
@@ -133,8 +136,7 @@ HttpResult HttpClient::Run(const HttpRequest& request) {
   HttpResult result;
   for (int num_redirects = 0; num_redirects <= kMaxRedirects; ++num_redirects) {
     std::string next;
-    result = RunHop(request, url, !home.empty() && OriginOf(url) == home, &next,
-                    std::move(result));
+    result = RunHop(request, url, !home.empty() && OriginOf(url) == home, &next, std::move(result));
     if (result.outcome != HttpResult::Outcome::kAnswered || next.empty()) return result;
     const std::string origin = OriginOf(next);
     if (origin.empty() || (absl::StartsWith(url, "https:") && absl::StartsWith(next, "http:"))) {

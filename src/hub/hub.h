@@ -25,9 +25,9 @@ struct PullOptions {
   std::string ca_file;  // certificates to trust; empty: the system's
 
   int connect_timeout_ms = 5000;
-  int stall_timeout_s = 30;   // no byte for so long: the connection is given up and tried again
-  int num_retries_max = 5;    // in a row without a new byte; then the pull fails
-  int retry_delay_ms = 500;   // doubles from one retry to the next, up to 16 times
+  int stall_timeout_s = 30;  // no byte for so long: the connection is given up and tried again
+  int num_retries_max = 5;   // in a row without a new byte; then the pull fails
+  int retry_delay_ms = 500;  // doubles from one retry to the next, up to 16 times
 
   // Called often, from this thread, with the bytes on disk and those of the whole file.
   std::function<void(int64_t bytes_done, int64_t bytes_total)> on_progress;

@@ -123,8 +123,7 @@ TEST(Listing, RefusesWhatIsNoListing) {
 
 TEST(Listing, FindsTheNextPage) {
   EXPECT_EQ(NextPageUrl("<https://h/a?cursor=x>; rel=\"next\""), "https://h/a?cursor=x");
-  EXPECT_EQ(NextPageUrl("<https://h/p>; rel=\"prev\", <https://h/n>; rel=\"next\""),
-            "https://h/n");
+  EXPECT_EQ(NextPageUrl("<https://h/p>; rel=\"prev\", <https://h/n>; rel=\"next\""), "https://h/n");
   EXPECT_EQ(NextPageUrl(""), "");
   EXPECT_EQ(NextPageUrl(">x<; rel=\"next\""), "");
 }
@@ -136,8 +135,7 @@ TEST(Listing, ChoosesTheOnlyGgufOrAsks) {
   const std::vector<RemoteFile> two = {{"b.gguf", 1, ""}, {"a.gguf", 2, ""}};
   EXPECT_THAT(MessageOf(ChooseFile("o/r", "", two).status()), HasSubstr("a.gguf, b.gguf"));
   EXPECT_THAT(MessageOf(ChooseFile("o/r", "c.gguf", two).status()), HasSubstr("a.gguf, b.gguf"));
-  EXPECT_THAT(MessageOf(ChooseFile("o/r", "", {{"a.bin", 1, ""}}).status()),
-              HasSubstr("no GGUF"));
+  EXPECT_THAT(MessageOf(ChooseFile("o/r", "", {{"a.bin", 1, ""}}).status()), HasSubstr("no GGUF"));
 }
 
 TEST(Http, OriginsAreCompared) {
@@ -150,9 +148,7 @@ TEST(Http, OriginsAreCompared) {
   }
 }
 
-TEST(Http, PathsAreEncoded) {
-  EXPECT_EQ(EncodePath("a b/c#d?e%.gguf"), "a%20b/c%23d%3Fe%25.gguf");
-}
+TEST(Http, PathsAreEncoded) { EXPECT_EQ(EncodePath("a b/c#d?e%.gguf"), "a%20b/c%23d%3Fe%25.gguf"); }
 
 TEST_F(HubTest, APartBecomesTheFileOnlyWhenItIsWhole) {
   const std::string text = "GGUF and more";

@@ -41,9 +41,8 @@ RemoteFile FileOf(const nlohmann::json& entry) {
 }  // namespace
 
 bool IsSha256Hex(const std::string& text) {
-  return text.size() == 64 && std::all_of(text.begin(), text.end(), [](unsigned char c) {
-           return absl::ascii_isxdigit(c);
-         });
+  return text.size() == 64 && std::all_of(text.begin(), text.end(),
+                                          [](unsigned char c) { return absl::ascii_isxdigit(c); });
 }
 
 absl::StatusOr<std::vector<RemoteFile>> ParseTreePage(const std::string& json) {

@@ -33,13 +33,22 @@ std::string Megabytes(int64_t bytes) { return absl::StrCat((bytes + 999999) / 10
 
 PartFile::PartFile(int fd, const std::string& target, int64_t bytes_total,
                    const std::string& sha256)
-    : fd_(fd), target_(target), part_path_(target + ".part"), note_path_(part_path_ + ".sha256"),
-      bytes_total_(bytes_total), sha256_(sha256) {}
+    : fd_(fd),
+      target_(target),
+      part_path_(target + ".part"),
+      note_path_(part_path_ + ".sha256"),
+      bytes_total_(bytes_total),
+      sha256_(sha256) {}
 
 PartFile::PartFile(PartFile&& other) noexcept
-    : fd_(std::exchange(other.fd_, -1)), target_(other.target_), part_path_(other.part_path_),
-      note_path_(other.note_path_), bytes_total_(other.bytes_total_), sha256_(other.sha256_),
-      bytes_done_(other.bytes_done_), owned_(other.owned_) {}
+    : fd_(std::exchange(other.fd_, -1)),
+      target_(other.target_),
+      part_path_(other.part_path_),
+      note_path_(other.note_path_),
+      bytes_total_(other.bytes_total_),
+      sha256_(other.sha256_),
+      bytes_done_(other.bytes_done_),
+      owned_(other.owned_) {}
 
 PartFile::~PartFile() {
   if (fd_ < 0) return;
@@ -98,10 +107,10 @@ absl::Status PartFile::CheckRoom() const {
 absl::Status PartFile::WriteError(const std::string& what) const {
   const int code = errno;
   if (code == ENOSPC || code == EFBIG || code == EDQUOT) {
-    return absl::ResourceExhaustedError(absl::StrCat(
-        "the disk is full (", std::strerror(code), "): ", part_path_, " has ",
-        Megabytes(bytes_done_), " of ", Megabytes(bytes_total_),
-        "; make room and run this again, it goes on from there"));
+    return absl::ResourceExhaustedError(
+        absl::StrCat("the disk is full (", std::strerror(code), "): ", part_path_, " has ",
+                     Megabytes(bytes_done_), " of ", Megabytes(bytes_total_),
+                     "; make room and run this again, it goes on from there"));
   }
   const std::string message =
       absl::StrCat("cannot ", what, " ", part_path_, ": ", std::strerror(code));

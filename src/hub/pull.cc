@@ -34,7 +34,8 @@ constexpr int kMaxRetryDelayMs = 30'000;
 class Puller {
  public:
   Puller(const PullOptions& options, const ModelReference& reference)
-      : options_(options), reference_(reference),
+      : options_(options),
+        reference_(reference),
         http_({options.connect_timeout_ms, options.stall_timeout_s, options.ca_file}) {
     endpoint_ = options.endpoint.empty() ? kDefaultHubEndpoint : options.endpoint;
     while (absl::EndsWith(endpoint_, "/")) endpoint_.pop_back();
@@ -90,9 +91,9 @@ absl::Status Puller::StatusError(const HttpResult& result) const {
   }
   // The Hub says 401 for "no such repository" too, so as not to give away private names.
   if (result.status == 401 || result.status == 403) {
-    return absl::PermissionDeniedError(absl::StrCat(
-        repo, " does not exist or is private: check the name",
-        options_.token.empty() ? ", or set HF_TOKEN" : " and your HF_TOKEN", http));
+    return absl::PermissionDeniedError(
+        absl::StrCat(repo, " does not exist or is private: check the name",
+                     options_.token.empty() ? ", or set HF_TOKEN" : " and your HF_TOKEN", http));
   }
   if (result.status == 404) {
     return absl::NotFoundError(absl::StrCat(
@@ -209,15 +210,16 @@ absl::StatusOr<RemoteFile> Puller::FindFile() {
   VC_ASSIGN_OR_RETURN(RemoteFile file, ChooseFile(reference_.repo, reference_.file, files));
   if (file.sha256.empty() || file.bytes < 0) VC_RETURN_IF_ERROR(AskForDigest(&file));
   if (file.sha256.empty() || file.bytes < 0) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        "the Hub tells no SHA-256 for ", reference_.repo, "/", file.path,
-        ", so the download could not be checked"));
+    return absl::FailedPreconditionError(absl::StrCat("the Hub tells no SHA-256 for ",
+                                                      reference_.repo, "/", file.path,
+                                                      ", so the download could not be checked"));
   }
   if (!reference_.sha256.empty() && reference_.sha256 != file.sha256) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        reference_.repo, "/", file.path, " has changed on the Hub and is no longer the file this "
-        "short name stands for; to have it all the same: vericache pull ", reference_.repo, "/",
-        file.path));
+    return absl::FailedPreconditionError(
+        absl::StrCat(reference_.repo, "/", file.path,
+                     " has changed on the Hub and is no longer the file this "
+                     "short name stands for; to have it all the same: vericache pull ",
+                     reference_.repo, "/", file.path));
   }
   return file;
 }
@@ -235,9 +237,8 @@ absl::Status Puller::CheckExisting(const std::string& path, const RemoteFile& fi
 absl::Status Puller::TakeBytes(const HttpResult& result, absl::Span<const char> bytes, bool first,
                                PartFile* part) {
   if (first && part->bytes_done() > 0) {
-    const std::string expected =
-        absl::StrCat("bytes ", part->bytes_done(), "-", part->bytes_total() - 1, "/",
-                     part->bytes_total());
+    const std::string expected = absl::StrCat("bytes ", part->bytes_done(), "-",
+                                              part->bytes_total() - 1, "/", part->bytes_total());
     if (result.status != 206 || result.Header("content-range") != expected) {
       if (result.status == 206) {
         return absl::FailedPreconditionError(absl::StrCat(
@@ -310,9 +311,9 @@ absl::StatusOr<std::string> Puller::Run() {
     return absl::PermissionDeniedError(
         absl::StrCat("cannot make the folder ", options_.models_dir, ": ", error.message()));
   }
-  const std::string target = absl::StrCat(
-      options_.models_dir, "/",
-      reference_.local_name.empty() ? BaseName(file.path) : reference_.local_name);
+  const std::string target =
+      absl::StrCat(options_.models_dir, "/",
+                   reference_.local_name.empty() ? BaseName(file.path) : reference_.local_name);
   if (std::filesystem::exists(target, error)) {
     VC_RETURN_IF_ERROR(CheckExisting(target, file));
     Note("already there");
