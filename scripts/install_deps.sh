@@ -1,7 +1,7 @@
 #!/bin/sh
 # Installs the Debian/Ubuntu packages that are missing, from the list in scripts/packages.txt.
 #
-#   scripts/install_deps.sh SECTION...     build | fetch | test | extra (default: build)
+#   scripts/install_deps.sh SECTION...     build | fetch | test | extra | clean_room (default: build)
 #   scripts/install_deps.sh --print SECTION...   only prints what is missing
 #
 # Where nothing is missing it returns at once and needs neither root nor network.
@@ -18,8 +18,8 @@ fi
 [ $# -gt 0 ] || set -- build
 for section in "$@"; do
   case $section in
-    build | fetch | test | extra) ;;
-    *) die "unknown section '$section'; say build, fetch, test or extra" ;;
+    build | fetch | test | extra | clean_room) ;;
+    *) die "unknown section '$section'; say build, fetch, test, extra or clean_room" ;;
   esac
 done
 

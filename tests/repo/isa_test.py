@@ -50,6 +50,12 @@ def avx_functions(disassembly):
     return found
 
 
+def weak_functions(symbols):
+    """Lines of `nm -C` that define a weak or unique symbol."""
+    return [line for line in symbols.splitlines()
+            if re.match(r"^[0-9a-f]+ [WVu] ", line) and "DW.ref" not in line]
+
+
 def disassemble(path):
     return run("objdump", "-d", "-C", "--no-show-raw-insn", str(path))
 
@@ -70,6 +76,13 @@ class Isa(unittest.TestCase):
                 "  20:\tverr   %ax\n")
         self.assertEqual(avx_functions(text), {"g()"})
 
+    def test_the_detector_knows_weak_functions(self):
+        text = ("0000000000000000 W std::max()\n"
+                "0000000000000010 t (anonymous namespace)::F()\n"
+                "                 w __gmon_start__\n"
+                "0000000000000020 T vericache::G()\n")
+        self.assertEqual(weak_functions(text), ["0000000000000000 W std::max()"])
+
     def test_no_avx_outside_the_kernel_objects(self):
         others = [p for p in objects() if not ISA_TARGETS.search(str(p))]
         self.assertTrue(others, f"no objects in {build_dir}")
@@ -84,9 +97,8 @@ class Isa(unittest.TestCase):
                         "no AVX in any kernel object: this test would see nothing")
         for path in ours:
             with self.subTest(path.name):
-                weak = [line for line in run("nm", "-C", str(path)).splitlines()
-                        if re.match(r"^[0-9a-f]+ [WVu] ", line) and "DW.ref" not in line]
-                self.assertEqual(weak, [], "a weak function could replace the baseline copy")
+                self.assertEqual(weak_functions(run("nm", "-C", str(path))), [],
+                                 "a weak function could replace the baseline copy")
 
     def test_avx_in_the_command_is_the_kernels_own(self):
         command = build_dir / "vericache"
