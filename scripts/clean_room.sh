@@ -147,8 +147,8 @@ git clone -q --no-hardlinks "$root" "$inside/root/vericache"
 commit=$(git -C "$inside/root/vericache" rev-parse --short HEAD)
 packages_before=$(in_room dpkg-query -W | wc -l)
 
-# What the demo prints when the first question has its answers.
-first_answer_pattern='^ *[0-9]+ s +(\[1/|1 of |1\. |Q1)'
+# What the demo prints as soon as the first question has its answers.
+first_answer_pattern='^ *[0-9]+ s +All [0-9]+ questions'
 
 say "== ./demo at $commit"
 timed clean_room_demo.log ./demo || die "./demo failed inside; see build/logs/clean_room_demo.log"

@@ -14,7 +14,8 @@ seconds=${1:-60}
 scripts/build.sh --preset fuzz
 # shellcheck disable=SC2046
 [ $# -gt 0 ] ||
-  set -- $(find build/fuzz -type f -name 'fuzz_*' -perm -u+x -exec basename {} \; | sort)
+  set -- $(find build/fuzz -type f -name 'fuzz_*' ! -name '*_smoke' -perm -u+x \
+    -exec basename {} \; | sort)
 [ $# -gt 0 ] || die "no fuzz targets in build/fuzz"
 for target in "$@"; do
   binary=$(find build/fuzz -type f -name "$target" -perm -u+x | head -n 1)
