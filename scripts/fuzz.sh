@@ -11,12 +11,10 @@ cd "$root"
 seconds=${1:-60}
 [ $# -eq 0 ] || shift
 
-scripts/build.sh --preset fuzz
 # shellcheck disable=SC2046
-[ $# -gt 0 ] ||
-  set -- $(find build/fuzz -type f -name 'fuzz_*' ! -name '*_smoke' -perm -u+x \
-    -exec basename {} \; | sort)
-[ $# -gt 0 ] || die "no fuzz targets in build/fuzz"
+[ $# -gt 0 ] || set -- $(find fuzz -name 'fuzz_*.cc' -exec basename {} .cc \; | sort)
+[ $# -gt 0 ] || die "no fuzz targets in fuzz/"
+scripts/build.sh --preset fuzz --targets "$*"
 for target in "$@"; do
   binary=$(find build/fuzz -type f -name "$target" -perm -u+x | head -n 1)
   [ -n "$binary" ] || die "no fuzz target '$target'"
