@@ -1,7 +1,8 @@
 // The layout, in order: "GGUF", version u32, tensor count u64, entry count u64; the entries (key,
-// value type u32, value); the tensor infos (name, dims count u32, dims u64[], type u32, offset u64);
-// zeros up to a multiple of general.alignment; the tensor data, offsets counted from there. A string
-// is a u64 length and its bytes; an array is its element type u32, a u64 count and the elements.
+// value type u32, value); the tensor infos (name, dims count u32, dims u64[], type u32, offset
+// u64); zeros up to a multiple of general.alignment; the tensor data, offsets counted from there.
+// A string is a u64 length and its bytes; an array is its element type u32, a u64 count and the
+// elements.
 #include "gguf/parser.h"
 
 #include <algorithm>
@@ -39,7 +40,6 @@ GgufParser::GgufParser(GgufFile* file)
 absl::Status GgufParser::Parse() {
   VC_RETURN_IF_ERROR(ReadHeader());
   VC_RETURN_IF_ERROR(ReadMetadata());
-  VC_RETURN_IF_ERROR(ReadAlignment());
   VC_RETURN_IF_ERROR(ReadTensors());
   VC_RETURN_IF_ERROR(PlaceTensors());
   return CheckOverlap();
@@ -89,8 +89,10 @@ absl::Status GgufParser::ReadEntry() {
   if (!file_->value_index_.emplace(std::string(key), file_->metadata_.size()).second) {
     return Damaged("key", key_offset, "the key is there twice; the file is damaged");
   }
+  const uint64_t type_offset = offset_;
   GgufValue value;
   VC_RETURN_IF_ERROR(ReadValue(&value));
+  if (key == "general.alignment") VC_RETURN_IF_ERROR(SetAlignment(type_offset, value));
   file_->metadata_.emplace_back(std::string(key), std::move(value));
   return absl::OkStatus();
 }
@@ -159,20 +161,17 @@ absl::Status GgufParser::ReadStringElements(uint64_t count_offset, GgufValue* va
   return absl::OkStatus();
 }
 
-absl::Status GgufParser::ReadAlignment() {
-  const GgufValue* value = file_->FindValue("general.alignment");
-  if (value == nullptr) return absl::OkStatus();
-  where_ = "metadata 'general.alignment': ";
-  if (value->type != GgufValueType::kUint32) {
-    return Damaged("value type", value->data != nullptr ? value->data - data_ - 4 : 0,
+absl::Status GgufParser::SetAlignment(uint64_t type_offset, const GgufValue& value) {
+  if (value.type != GgufValueType::kUint32) {
+    return Damaged("value type", type_offset,
                    absl::StrCat("must be u32, not ",
-                                GgufValueTypeName(static_cast<uint32_t>(value->type))));
+                                GgufValueTypeName(static_cast<uint32_t>(value.type))));
   }
   uint32_t alignment;
-  std::memcpy(&alignment, value->data, sizeof(alignment));
+  std::memcpy(&alignment, value.data, sizeof(alignment));
   if (!std::has_single_bit(alignment) || alignment < kMinGgufAlignment ||
       alignment > kMaxGgufAlignment) {
-    return Damaged("value", value->data - data_,
+    return Damaged("value", type_offset + sizeof(uint32_t),
                    absl::StrCat(alignment, " is not a power of two from ", kMinGgufAlignment,
                                 " to ", kMaxGgufAlignment));
   }

@@ -43,7 +43,7 @@ class GgufParser {
   absl::Status ReadScalar(GgufValue* value);
   absl::Status ReadArray(GgufValue* value);
   absl::Status ReadStringElements(uint64_t count_offset, GgufValue* value);
-  absl::Status ReadAlignment();
+  absl::Status SetAlignment(uint64_t type_offset, const GgufValue& value);
   absl::Status ReadTensors();
   absl::Status ReadTensorInfo();
   absl::Status ReadDims(GgufTensor* tensor);

@@ -80,7 +80,8 @@ class GgufFile {
   const GgufTensor* FindTensor(std::string_view name) const;  // null if absent
 
   // Typed look-ups. Integers of any width convert when the value fits; bool and floats do not.
-  // ERRORS: kNotFound if absent, kInvalidArgument if of another type or out of range (names the key).
+  // ERRORS: kNotFound if absent, kInvalidArgument if of another type or out of range (names the
+  //         key).
   absl::StatusOr<int64_t> GetInt(std::string_view key) const;
   absl::StatusOr<double> GetFloat(std::string_view key) const;  // F32 or F64
   absl::StatusOr<bool> GetBool(std::string_view key) const;

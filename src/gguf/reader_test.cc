@@ -216,7 +216,8 @@ TEST(CutShort, WhileMappedIsReportedAsDataLoss) {
   const absl::Status status = (*file)->CheckStillWhole();
   EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss);
   EXPECT_THAT(std::string(status.message()),
-              HasSubstr("had " + std::to_string(size) + " bytes when it was opened and has 100 now"));
+              HasSubstr("had " + std::to_string(size) +
+                        " bytes when it was opened and has 100 now"));
   std::filesystem::resize_file(path, size);
   EXPECT_TRUE((*file)->CheckStillWhole().ok());
 }
