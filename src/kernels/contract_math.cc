@@ -149,17 +149,17 @@ size_t RoundUp16(int64_t n) { return static_cast<size_t>(n + 15) / 16 * 16; }
 
 }  // namespace
 
-// fp32 copies of one block of K and V, the scores of all rows, and room to align.
+// An fp32 copy of two groups of K or V (at least 16 KB), the scores of all rows, room to align.
 size_t AttnScratchFloats(int64_t head_dim) {
-  return 64 * RoundUp16(head_dim) * 2 + static_cast<size_t>(kMaxAttnRows) * 64 + 64;
+  return 4096 + 32 * RoundUp16(head_dim) + static_cast<size_t>(kMaxAttnRows) * 64 + 64;
 }
 
 // Scores [num_heads][keys], sum lanes [num_heads][16], accumulators [num_heads][channels], fp32
-// copies of a group of K and V, and room to align.
+// copies of a group of K or V (at least 16 KB), and room to align.
 size_t DraftScratchFloats(int64_t num_heads, int64_t num_keys, int64_t head_dim) {
   const size_t channels = RoundUp16(head_dim);
   const size_t per_head = RoundUp16(num_keys) + kKvLanes + channels;
-  return static_cast<size_t>(num_heads) * per_head + 2 * kDraftGroup * channels + 64;
+  return static_cast<size_t>(num_heads) * per_head + 4096 + kDraftGroup * channels + 64;
 }
 
 }  // namespace vericache

@@ -11,137 +11,141 @@
 namespace vericache::VC_KERNEL_NS {
 namespace {
 
-// From this many rows on, converting a group once beats converting it in every tile.
-constexpr int64_t kConvertRows = 12;
-
 // What the steps share. Rows are sorted by position, so `valid` never decreases.
 struct BlockRows {
   int64_t num_rows;
   int64_t first_row;  // rows before it see no key of this block
   const float* q;     // [num_rows][head_dim]
-  int head_dim;
+  int64_t head_dim;
   int64_t padded;
   int64_t valid[kMaxAttnRows];  // keys of the block each row sees, 0 to 64
   AttnState state;
-  float* p;     // [num_rows][64]: scores, then probabilities
-  float* copy;  // fp32 copy of a group
+  float* p;     // [num_rows][64]: scores in log2 units, then probabilities
+  float* copy;  // fp32 copy of two groups
 };
 
 float* AlignTo64(float* p) {
   return reinterpret_cast<float*>((reinterpret_cast<uintptr_t>(p) + 63) & ~uintptr_t{63});
 }
 
-void Convert(const uint16_t* src, int64_t n, float* dst) {  // n is a multiple of 16
-  for (int64_t i = 0; i < n; i += 16) Store(Load(src + i), dst + i);
+VC_NOINLINE void Scores(const BlockRows& b, F16Source k) {
+  const int64_t r = b.first_row;
+  const QkArgs args{b.head_dim, kLog2E, 64};
+  QkAllRows(b.num_rows - r, args, b.q + r * b.head_dim, k, (b.valid[b.num_rows - 1] + 15) / 16,
+            b.p + r * 64, b.copy);
 }
 
-void Scores(const BlockRows& b, const uint16_t* k) {
-  const int64_t num_groups = (b.valid[b.num_rows - 1] + 15) / 16;
-  const bool convert = b.num_rows - b.first_row >= kConvertRows;
-  const int64_t group_values = static_cast<int64_t>(b.head_dim) * 16;
-  const int64_t step = convert ? 1 : num_groups;
-  for (int64_t g = 0; g < num_groups; g += step) {
-    if (convert) Convert(k + g * group_values, group_values, b.copy);
-    for (int64_t r = b.first_row; r < b.num_rows;) {
-      const int rows = TileRows(b.num_rows - r);
-      const float* q = b.q + r * b.head_dim;
-      float* s = b.p + r * 64 + g * 16;
-      if (convert) {
-        QkRows(rows, q, b.head_dim, b.copy, 1, s, 64);
-      } else {
-        QkRows(rows, q, b.head_dim, k, num_groups, s, 64);
-      }
-      r += rows;
-    }
-  }
-}
-
-// Softmax of a row that meets NaN or an infinite maximum: plain loops, any value is allowed.
-void SoftmaxSlow(float* p, int64_t valid, float old_max, float new_max, float* lanes) {
-  const float c = Exp2NonPositive(old_max - new_max);
+// Softmax of any row, by plain loops: for edges, NaN and infinities.
+void SoftmaxAny(float* p, int64_t valid, float* max, float* lanes, float* acc, int64_t padded) {
+  float new_max = *max;
+  for (int64_t j = 0; j < valid; ++j) new_max = Max(new_max, p[j]);
+  new_max = new_max + 0.0f;
+  const float c = Exp2NonPositive(*max - new_max);
   for (int l = 0; l < 16; ++l) lanes[l] = lanes[l] * c;
   for (int64_t j = 0; j < valid; ++j) {
     p[j] = Exp2NonPositive(p[j] - new_max);
     lanes[j % 16] = lanes[j % 16] + p[j];
   }
+  for (int64_t d = 0; d < padded; d += 16) Store(Mul(Load(acc + d), Set(c)), acc + d);
+  *max = new_max;
 }
 
-// Scales the scores of one row to log2 units, masks them and returns the new maximum.
-VC_INLINE float ScaleAndMax(float* p, int64_t valid, float old_max) {
-  const Vec16 masked = Set(-kInf);
-  Vec16 max = masked;
-  Mask16 nan = Unordered(masked, masked);
-  for (int64_t j = 0; j < valid; j += 16) {
-    Vec16 u = Mul(Load(p + j), Set(kLog2E));
-    if (valid - j < 16) u = Select(FirstLanes(valid - j), u, masked);
-    Store(u, p + j);
-    nan = Or(nan, Unordered(u, u));
-    max = MaxOrSecond(max, u);
-  }
-  if (Any(nan)) return __builtin_nanf("");
-  return Max(old_max, MaxLane(max)) + 0.0f;
+// Scores j to j + 15 of a row. Masked lanes (none if kFull) repeat the first score, which is always
+// valid: they change neither a maximum nor whether all scores are finite.
+template <bool kFull>
+VC_INLINE Vec16 ValidScores(const float* p, int64_t valid, int64_t j) {
+  const Vec16 s = Load(p + j);
+  if constexpr (kFull) return s;
+  return Select(FirstLanes(valid - j), s, Set(p[0]));
 }
 
-void SoftmaxRow(float* p, int64_t valid, float old_max, float new_max, float* lanes) {
-  if (!(new_max > -kInf && new_max < kInf)) {
-    return SoftmaxSlow(p, valid, old_max, new_max, lanes);
-  }
-  Vec16 sum = Load(lanes);
-  if (old_max != new_max) sum = Mul(sum, Set(Exp2NonPositive(old_max - new_max)));
-  const Vec16 max = Set(new_max);
-  for (int64_t j = 0; j < valid; j += 16) {  // masked lanes hold -inf: +0, which changes no sum
-    const Vec16 e = Exp2NonPositiveNoNan(Sub(Load(p + j), max));
+// The new maximum of a row, or NaN for a row that SoftmaxAny must take.
+template <bool kFull>
+VC_INLINE float MaxOfRow(const float* p, int64_t valid, float old_max) {
+  const Vec16 s0 = ValidScores<kFull>(p, valid, 0), s1 = ValidScores<kFull>(p, valid, 16);
+  const Vec16 s2 = ValidScores<kFull>(p, valid, 32), s3 = ValidScores<kFull>(p, valid, 48);
+  // NaN and infinities survive in a sum; a sum of huge finite scores may overflow, which only costs
+  // time.
+  const Vec16 sum = Add(Add(s0, s1), Add(s2, s3));
+  const Vec16 difference = Sub(sum, sum);
+  if (Any(Unordered(difference, difference)) || old_max != old_max) return __builtin_nanf("");
+  return MaxLane(MaxOrSecond(MaxOrSecond(MaxOrSecond(s0, s1), MaxOrSecond(s2, s3)),
+                             Set(old_max))) + 0.0f;
+}
+
+// Scores to probabilities, added to the sum lanes after scaling these by c.
+template <bool kFull>
+VC_INLINE void ExponentialsOfRow(float* p, int64_t valid, float max, float c, float* lanes) {
+  Vec16 sum = Mul(Load(lanes), Set(c));
+  for (int64_t j = 0; j < 64; j += 16) {
+    Vec16 e = Exp2NonPositiveNoNan(Sub(ValidScores<kFull>(p, valid, j), Set(max)));
+    if constexpr (!kFull) e = Select(FirstLanes(valid - j), e, Zero());  // + 0 changes no sum
     Store(e, p + j);
     sum = Add(sum, e);
   }
   Store(sum, lanes);
 }
 
-void Softmax(const BlockRows& b) {
-  float new_max[kMaxAttnRows];
-  for (int64_t r = b.first_row; r < b.num_rows; ++r) {
-    new_max[r] = ScaleAndMax(b.p + r * 64, b.valid[r], b.state.max[r]);
+// Softmax of up to 16 rows from r on: first all maxima, then all factors, then all exponentials, so
+// that no loop waits for a long chain. `full`: all rows see all 64 keys.
+template <bool kFull>
+VC_INLINE void SoftmaxRows(const BlockRows& b, int64_t r, int64_t rows) {
+  float max[16] = {};
+  float factor[16] = {};
+  for (int64_t i = 0; i < rows; ++i) {
+    factor[i] = b.state.max[r + i];
+    max[i] = MaxOfRow<kFull>(b.p + (r + i) * 64, b.valid[r + i], factor[i]);
   }
-  for (int64_t r = b.first_row; r < b.num_rows; ++r) {
-    const float old_max = b.state.max[r];
-    SoftmaxRow(b.p + r * 64, b.valid[r], old_max, new_max[r], b.state.sum + r * 16);
-    if (old_max == new_max[r]) continue;  // the factor is exactly 1
-    const Vec16 c = Set(Exp2NonPositive(old_max - new_max[r]));
-    float* acc = b.state.acc + r * b.padded;
-    for (int64_t d = 0; d < b.padded; d += 16) Store(Mul(Load(acc + d), c), acc + d);
-    b.state.max[r] = new_max[r];
-  }
-}
-
-// One tile of rows; keys beyond a row's bound are never touched by it.
-template <typename T>
-void ValuesOfTile(const BlockRows& b, const PvBlock<T>& v, int64_t r, int rows, int64_t channel) {
-  float* acc = b.state.acc + channel;
-  const int64_t common = b.valid[r];
-  PvRows(rows, v, b.p + r * 64, 0, common, acc + r * b.padded);
-  for (int64_t i = r; i < r + rows; ++i) {
-    if (b.valid[i] > common) PvRows(1, v, b.p + i * 64, common, b.valid[i], acc + i * b.padded);
-  }
-}
-
-void Values(const BlockRows& b, const uint16_t* v) {
-  const int64_t num_groups = b.padded / 16;
-  const bool convert = b.num_rows - b.first_row >= kConvertRows;
-  const int64_t step = convert ? 1 : num_groups;
-  for (int64_t g = 0; g < num_groups; g += step) {
-    const uint16_t* group = v + g * 64 * 16;
-    if (convert) Convert(group, b.valid[b.num_rows - 1] * 16, b.copy);
-    for (int64_t r = b.first_row; r < b.num_rows;) {
-      const int rows = TileRows(b.num_rows - r);
-      if (convert) {
-        ValuesOfTile(b, PvBlock<float>{b.copy, 64 * 16, 1, 64, b.padded}, r, rows, g * 16);
-      } else {
-        const PvBlock<uint16_t> all{group, 64 * 16, num_groups, 64, b.padded};
-        ValuesOfTile(b, all, r, rows, 0);
-      }
-      r += rows;
+  Store(Exp2NonPositiveNoNan(Sub(Load(factor), Load(max))), factor);
+  for (int64_t i = 0; i < rows; ++i) {
+    float* p = b.p + (r + i) * 64;
+    float* lanes = b.state.sum + (r + i) * 16;
+    float* acc = b.state.acc + (r + i) * b.padded;
+    const int64_t valid = b.valid[r + i];
+    if (max[i] != max[i]) {
+      SoftmaxAny(p, valid, &b.state.max[r + i], lanes, acc, b.padded);
+      continue;
     }
+    ExponentialsOfRow<kFull>(p, valid, max[i], factor[i], lanes);
+    if (factor[i] == 1.0f) continue;
+    const Vec16 c = Set(factor[i]);
+    for (int64_t d = 0; d < b.padded; d += 16) Store(Mul(Load(acc + d), c), acc + d);
+    b.state.max[r + i] = max[i];
   }
+}
+
+VC_NOINLINE void Softmax(const BlockRows& b) {
+  for (int64_t r = b.first_row; r < b.num_rows; r += 16) {
+    const int64_t rows = b.num_rows - r < 16 ? b.num_rows - r : 16;
+    b.valid[r] == 64 ? SoftmaxRows<true>(b, r, rows) : SoftmaxRows<false>(b, r, rows);
+  }
+}
+
+// Values of a block in which some row sees fewer keys than another: keys beyond a row's bound are
+// never touched by it.
+void ValuesAtEdge(const BlockRows& b, F16Source v) {
+  const PvArgs args{64 * 16, 64, b.padded};
+  const int64_t num_groups = b.padded / 16;
+  for (int64_t r = b.first_row; r < b.num_rows;) {
+    const int rows = TileRows(b.num_rows - r);
+    const int64_t common = b.valid[r];
+    PvRows(rows, args, b.p + r * 64, v, num_groups, 0, common, b.state.acc + r * b.padded);
+    for (int64_t i = r; i < r + rows; ++i) {
+      if (b.valid[i] == common) continue;
+      PvRows(1, args, b.p + i * 64, v, num_groups, common, b.valid[i],
+             b.state.acc + i * b.padded);
+    }
+    r += rows;
+  }
+}
+
+VC_NOINLINE void Values(const BlockRows& b, F16Source v) {
+  const int64_t r = b.first_row;
+  const int64_t end = b.valid[r];
+  if (end != b.valid[b.num_rows - 1]) return ValuesAtEdge(b, v);
+  const PvArgs args{64 * 16, 64, b.padded};
+  PvAllRows(b.num_rows - r, args, b.p + r * 64, v, b.padded / 16, end,
+            b.state.acc + r * b.padded, b.copy);
 }
 
 void AttendSegment(const FullKvView& kv, int kv_head, const AttnRows& rows, int64_t segment,
@@ -158,19 +162,26 @@ void AttendSegment(const FullKvView& kv, int kv_head, const AttnRows& rows, int6
   for (int64_t i = 0; i < b.num_rows * 16; ++i) state.sum[i] = 0.0f;
   for (int64_t i = 0; i < b.num_rows * b.padded; ++i) state.acc[i] = 0.0f;
 
+  int64_t seen_of_row[kMaxAttnRows];  // keys each row sees in all
+  for (int64_t r = 0; r < b.num_rows; ++r) {
+    seen_of_row[r] = rows.first_pos + r / rows.heads_per_kv + 1;
+  }
   const int64_t begin = segment * kSegmentTokens;
   for (int64_t first = begin; first < begin + kSegmentTokens; first += 64) {
     b.first_row = b.num_rows;
     for (int64_t r = b.num_rows - 1; r >= 0; --r) {
-      const int64_t seen = rows.first_pos + r / rows.heads_per_kv + 1 - first;
+      const int64_t seen = seen_of_row[r] - first;
       b.valid[r] = seen < 0 ? 0 : (seen < 64 ? seen : 64);
       if (seen > 0) b.first_row = r;
     }
     if (b.first_row == b.num_rows) break;
-    const uint16_t* head = kv.Head(first / 64, kv_head);
-    Scores(b, head);
+    // While keys are read, the block's values are fetched; while values are, the next block's keys.
+    const uint16_t* k = kv.Head(first / 64, kv_head);
+    const uint16_t* v = k + kv.shape.k_block_values();
+    const bool last = first + 64 >= kv.num_tokens;
+    Scores(b, {k, v});
     Softmax(b);
-    Values(b, head + kv.shape.k_block_values());
+    Values(b, {v, last ? v : kv.Head(first / 64 + 1, kv_head)});
   }
 }
 
@@ -213,17 +224,18 @@ void AttendFinish(int64_t num_rows, int64_t head_dim, AttnState total, float* ou
 
 void KeyScores(const FullKvView& kv, int kv_head, const AttnRows& rows, int64_t key_begin,
                int64_t key_end, float* scores, int64_t ld) {
-  const int head_dim = kv.shape.head_dim;
+  const int64_t head_dim = kv.shape.head_dim;
   for (int64_t j = key_begin; j < key_end; j += 16) {
     const uint16_t* k = kv.Head(j / 64, kv_head) + j % 64 * head_dim;
+    const F16Source source{k, k};
     for (int64_t r = 0; r < rows.num_rows;) {
       const int tile = TileRows(rows.num_rows - r);
       const float* q = rows.q + r * head_dim;
       if (key_end - j >= 16) {
-        QkRows(tile, q, head_dim, k, 1, scores + r * ld + j, ld);
+        QkRows(tile, {head_dim, 1.0f, ld}, q, source, 1, scores + r * ld + j);
       } else {  // the last keys: nothing may be written behind them
         float s[6 * 16];
-        QkRows(tile, q, head_dim, k, 1, s, 16);
+        QkRows(tile, {head_dim, 1.0f, 16}, q, source, 1, s);
         for (int i = 0; i < tile; ++i) {
           for (int64_t l = 0; l < key_end - j; ++l) scores[(r + i) * ld + j + l] = s[i * 16 + l];
         }

@@ -1,9 +1,10 @@
 // Register tiles of attention: R query rows against G vectors of 16 keys (QK) or channels (PV).
 //
 // R * G accumulators stay in registers while the reduction runs in order, so a tile's shape never
-// shows in the bits. K and V may be fp32 or f16 (T), converted as they are loaded.
-// Shapes are chosen for 16 registers of 8 floats: 12 accumulators where the rows allow it, at least
-// 8 to hide the latency of FMA (4 cycles, 2 a cycle).
+// shows in the bits. Measured on Zen 4, cycles a step of the reduction beside the limit of 2 FMA a
+// cycle: 6 x 1 6.1 (6), 4 x 1 4.4 (4), 3 x 2 6.1 (6) from fp32 but 12.6 from f16 (spills), 7 x 1 in
+// halves 8.4 (7). So seven rows run as 4 + 3, and the tile that reads f16 first leaves an fp32 copy
+// for the others: conversion hides behind its FMAs, a second one would not.
 #pragma once
 
 #include "kernels/avx2/vec16.h"
@@ -11,46 +12,117 @@
 namespace vericache::VC_KERNEL_NS {
 namespace {
 
-// s[r * lds + g * 16 + lane] = sum over d of q[r * head_dim + d] * k[g][d][lane].
-template <int R, int G, typename T>
-VC_INLINE void QkTile(const float* q, int head_dim, const T* k, float* s, int64_t lds) {
+// Where a tile takes its keys or values from. Offsets count values, in the layout of kv_view.h.
+struct F32Source {
+  const float* data;
+  VC_INLINE Vec16 Get(int64_t offset) const { return Load(data + offset); }
+  VC_INLINE F32Source At(int64_t offset) const { return {data + offset}; }
+};
+struct F16Source {
+  const uint16_t* data;
+  const uint16_t* ahead;  // fetched into L2 along the way, in the same order; any address
+  VC_INLINE Vec16 Get(int64_t offset) const {
+    __builtin_prefetch(ahead + offset, 0, 2);
+    return Load(data + offset);
+  }
+  VC_INLINE F16Source At(int64_t offset) const { return {data + offset, ahead + offset}; }
+};
+struct F16CopyingSource {
+  const uint16_t* data;
+  const uint16_t* ahead;
+  float* copy;  // what was read, in the same layout
+  VC_INLINE Vec16 Get(int64_t offset) const {
+    __builtin_prefetch(ahead + offset, 0, 2);
+    const Vec16 v = Load(data + offset);
+    Store(v, copy + offset);
+    return v;
+  }
+  VC_INLINE F16CopyingSource At(int64_t offset) const {
+    return {data + offset, ahead + offset, copy + offset};
+  }
+};
+
+// s[r * lds + g * 16 + lane] = scale * sum over d of q[r * head_dim + d] * k[g][d][lane].
+template <int R, int G, typename Source>
+VC_INLINE void QkTile(const float* q, int64_t head_dim, Source k, float scale, float* s,
+                      int64_t lds) {
   Vec16 a[R][G];
-  const T* group[G];
   for (int r = 0; r < R; ++r) {
     for (int g = 0; g < G; ++g) a[r][g] = Zero();
   }
-  for (int g = 0; g < G; ++g) group[g] = k + static_cast<int64_t>(g) * head_dim * 16;
   const float* row[R];
-  for (int r = 0; r < R; ++r) row[r] = q + static_cast<int64_t>(r) * head_dim;
+  for (int r = 0; r < R; ++r) row[r] = q + r * head_dim;
   for (int64_t d = 0; d < head_dim; ++d) {
     Vec16 keys[G];
-    for (int g = 0; g < G; ++g) keys[g] = Load(group[g] + d * 16);
+    for (int g = 0; g < G; ++g) keys[g] = k.Get((g * head_dim + d) * 16);
     for (int r = 0; r < R; ++r) {
       const Vec16 x = Set(row[r][d]);
       for (int g = 0; g < G; ++g) a[r][g] = Fma(x, keys[g], a[r][g]);
     }
   }
   for (int r = 0; r < R; ++r) {
-    for (int g = 0; g < G; ++g) Store(a[r][g], s + r * lds + g * 16);
+    for (int g = 0; g < G; ++g) Store(Mul(a[r][g], Set(scale)), s + r * lds + g * 16);
+  }
+}
+
+// What the QK tiles of one group of keys share.
+struct QkArgs {
+  int64_t head_dim;
+  float scale;
+  int64_t lds;
+};
+
+template <int R, int G, typename Source>
+VC_NOINLINE void QkGroups(const QkArgs& args, const float* q, Source k, int64_t num_groups,
+                          float* s) {
+  const int64_t group_values = args.head_dim * 16;
+  int64_t g = 0;
+  for (; g + G <= num_groups; g += G) {
+    QkTile<R, G>(q, args.head_dim, k.At(g * group_values), args.scale, s + g * 16, args.lds);
+  }
+  if constexpr (G > 1) {
+    for (; g < num_groups; ++g) {
+      QkTile<R, 1>(q, args.head_dim, k.At(g * group_values), args.scale, s + g * 16, args.lds);
+    }
+  }
+}
+
+// Scores of `rows` (1 to 6) rows over `num_groups` groups of 16 keys.
+void QkRows(int rows, const QkArgs& args, const float* q, F32Source k, int64_t groups, float* s) {
+  switch (rows) {
+    case 1: return QkGroups<1, 4>(args, q, k, groups, s);
+    case 2: return QkGroups<2, 2>(args, q, k, groups, s);
+    case 3: return QkGroups<3, 2>(args, q, k, groups, s);
+    case 4: return QkGroups<4, 1>(args, q, k, groups, s);
+    case 5: return QkGroups<5, 1>(args, q, k, groups, s);
+    default: return QkGroups<6, 1>(args, q, k, groups, s);
+  }
+}
+void QkRows(int rows, const QkArgs& args, const float* q, F16Source k, int64_t groups, float* s) {
+  switch (rows) {
+    case 1: return QkGroups<1, 4>(args, q, k, groups, s);
+    case 2: return QkGroups<2, 2>(args, q, k, groups, s);
+    case 3: return QkGroups<3, 1>(args, q, k, groups, s);
+    case 4: return QkGroups<4, 1>(args, q, k, groups, s);
+    case 5: return QkGroups<5, 1>(args, q, k, groups, s);
+    default: return QkGroups<6, 1>(args, q, k, groups, s);
   }
 }
 
 // acc[r * lda + g * 16 + lane] += sum over keys j in [begin, end) of p[r * ldp + j] * v[g][j][lane];
 // v's groups are `stride` values apart.
-template <int R, int G, typename T>
-VC_INLINE void PvTile(const float* p, int64_t ldp, const T* v, int64_t stride, int64_t begin,
+template <int R, int G, typename Source>
+VC_INLINE void PvTile(const float* p, int64_t ldp, Source v, int64_t stride, int64_t begin,
                       int64_t end, float* acc, int64_t lda) {
   Vec16 a[R][G];
-  const T* group[G];
   for (int r = 0; r < R; ++r) {
     for (int g = 0; g < G; ++g) a[r][g] = Load(acc + r * lda + g * 16);
   }
-  for (int g = 0; g < G; ++g) group[g] = v + g * stride;
   const float* row[R];
   for (int r = 0; r < R; ++r) row[r] = p + r * ldp;
   for (int64_t j = begin; j < end; ++j) {
     Vec16 values[G];
-    for (int g = 0; g < G; ++g) values[g] = Load(group[g] + j * 16);
+    for (int g = 0; g < G; ++g) values[g] = v.Get(g * stride + j * 16);
     for (int r = 0; r < R; ++r) {
       const Vec16 x = Set(row[r][j]);
       for (int g = 0; g < G; ++g) a[r][g] = Fma(x, values[g], a[r][g]);
@@ -61,74 +133,106 @@ VC_INLINE void PvTile(const float* p, int64_t ldp, const T* v, int64_t stride, i
   }
 }
 
+// What the PV tiles of one group of keys share.
+struct PvArgs {
+  int64_t stride;  // values from one channel group to the next
+  int64_t ldp;
+  int64_t lda;
+};
+
+template <int R, int G, typename Source>
+VC_NOINLINE void PvGroups(const PvArgs& b, const float* p, Source v, int64_t num_groups,
+                          int64_t begin, int64_t end, float* acc) {
+  int64_t g = 0;
+  for (; g + G <= num_groups; g += G) {
+    PvTile<R, G>(p, b.ldp, v.At(g * b.stride), b.stride, begin, end, acc + g * 16, b.lda);
+  }
+  if constexpr (G > 1) {
+    for (; g < num_groups; ++g) {
+      PvTile<R, 1>(p, b.ldp, v.At(g * b.stride), b.stride, begin, end, acc + g * 16, b.lda);
+    }
+  }
+}
+
+// Adds keys [begin, end) to the accumulators of `rows` (1 to 6) rows, `groups` channel groups.
+void PvRows(int rows, const PvArgs& b, const float* p, F32Source v, int64_t groups, int64_t begin,
+            int64_t end, float* acc) {
+  switch (rows) {
+    case 1: return PvGroups<1, 4>(b, p, v, groups, begin, end, acc);
+    case 2: return PvGroups<2, 2>(b, p, v, groups, begin, end, acc);
+    case 3: return PvGroups<3, 2>(b, p, v, groups, begin, end, acc);
+    case 4: return PvGroups<4, 1>(b, p, v, groups, begin, end, acc);
+    case 5: return PvGroups<5, 1>(b, p, v, groups, begin, end, acc);
+    default: return PvGroups<6, 1>(b, p, v, groups, begin, end, acc);
+  }
+}
+void PvRows(int rows, const PvArgs& b, const float* p, F16Source v, int64_t groups, int64_t begin,
+            int64_t end, float* acc) {
+  switch (rows) {
+    case 1: return PvGroups<1, 4>(b, p, v, groups, begin, end, acc);
+    case 2: return PvGroups<2, 2>(b, p, v, groups, begin, end, acc);
+    case 3: return PvGroups<3, 1>(b, p, v, groups, begin, end, acc);
+    case 4: return PvGroups<4, 1>(b, p, v, groups, begin, end, acc);
+    case 5: return PvGroups<5, 1>(b, p, v, groups, begin, end, acc);
+    default: return PvGroups<6, 1>(b, p, v, groups, begin, end, acc);
+  }
+}
+
 // Rows of the next tile when `left` are to do: sixes, and a rest that has no tile of 1 or 2 beside
-// others (7 = 4 + 3, 8 = 4 + 4).
+// others (7 = 4 + 3, 8 = 4 + 4). So a tile that is not the last has 4 or 6 rows.
 inline int TileRows(int64_t left) {
   if (left <= 6) return static_cast<int>(left);
   return left <= 8 ? 4 : 6;
 }
 
-template <int R, int G, typename T>
-void QkGroups(const float* q, int head_dim, const T* k, int64_t num_groups, float* s,
-              int64_t lds) {
-  const int64_t group_values = static_cast<int64_t>(head_dim) * 16;
-  int64_t g = 0;
-  for (; g + G <= num_groups; g += G) {
-    QkTile<R, G>(q, head_dim, k + g * group_values, s + g * 16, lds);
-  }
-  if constexpr (G > 1) {
-    for (; g < num_groups; ++g) QkTile<R, 1>(q, head_dim, k + g * group_values, s + g * 16, lds);
-  }
+// Groups that are copied before the other tiles read them: a copy of up to 16 KB stays in L1 while
+// rows stream by, and tiles of 3 rows want at least two groups. REQUIRES: the copy has room for
+// 2 groups or kCopyFloats, whichever is more.
+constexpr int64_t kCopyFloats = 4096;
+inline int64_t GroupsPerCopy(int64_t group_values) {
+  const int64_t n = kCopyFloats / group_values;
+  return n < 2 ? 2 : n;
 }
 
-// Scores of `rows` (1 to 6) rows over `num_groups` groups of 16 keys.
-template <typename T>
-void QkRows(int rows, const float* q, int head_dim, const T* k, int64_t num_groups, float* s,
-            int64_t lds) {
-  switch (rows) {
-    case 1: return QkGroups<1, 4>(q, head_dim, k, num_groups, s, lds);
-    case 2: return QkGroups<2, 2>(q, head_dim, k, num_groups, s, lds);
-    case 3: return QkGroups<3, 2>(q, head_dim, k, num_groups, s, lds);
-    case 4: return QkGroups<4, 1>(q, head_dim, k, num_groups, s, lds);
-    case 5: return QkGroups<5, 1>(q, head_dim, k, num_groups, s, lds);
-    default: return QkGroups<6, 1>(q, head_dim, k, num_groups, s, lds);
-  }
-}
-
-// Arguments of PvRows that stay the same for all tiles of a block.
-template <typename T>
-struct PvBlock {
-  const T* v;          // [num_groups][stride / 16 keys][16]
-  int64_t stride;      // values from one channel group to the next
-  int64_t num_groups;  // of 16 channels
-  int64_t ldp;
-  int64_t lda;
-};
-
-template <int R, int G, typename T>
-void PvGroups(const PvBlock<T>& b, const float* p, int64_t begin, int64_t end, float* acc) {
-  int64_t g = 0;
-  for (; g + G <= b.num_groups; g += G) {
-    PvTile<R, G>(p, b.ldp, b.v + g * b.stride, b.stride, begin, end, acc + g * 16, b.lda);
-  }
-  if constexpr (G > 1) {
-    for (; g < b.num_groups; ++g) {
-      PvTile<R, 1>(p, b.ldp, b.v + g * b.stride, b.stride, begin, end, acc + g * 16, b.lda);
+// All scores of `rows` rows over `groups` key groups held as f16, read and converted once.
+// copy: [2][head_dim][16].
+inline void QkAllRows(int64_t rows, const QkArgs& args, const float* q, F16Source k,
+                      int64_t groups, float* s, float* copy) {
+  const int first = TileRows(rows);
+  if (first == rows) return QkRows(first, args, q, k, groups, s);
+  const int64_t step = GroupsPerCopy(args.head_dim * 16);
+  for (int64_t g = 0; g < groups; g += step) {
+    const int64_t n = groups - g < step ? groups - g : step;
+    const F16Source part = k.At(g * args.head_dim * 16);
+    const F16CopyingSource source{part.data, part.ahead, copy};
+    float* out = s + g * 16;
+    first == 4 ? QkGroups<4, 1>(args, q, source, n, out) : QkGroups<6, 1>(args, q, source, n, out);
+    for (int64_t r = first; r < rows;) {
+      const int tile = TileRows(rows - r);
+      QkRows(tile, args, q + r * args.head_dim, F32Source{copy}, n, out + r * args.lds);
+      r += tile;
     }
   }
 }
 
-// Adds keys [begin, end) of a block to the accumulators of `rows` (1 to 6) rows.
-template <typename T>
-void PvRows(int rows, const PvBlock<T>& b, const float* p, int64_t begin, int64_t end,
-            float* acc) {
-  switch (rows) {
-    case 1: return PvGroups<1, 4>(b, p, begin, end, acc);
-    case 2: return PvGroups<2, 2>(b, p, begin, end, acc);
-    case 3: return PvGroups<3, 2>(b, p, begin, end, acc);
-    case 4: return PvGroups<4, 1>(b, p, begin, end, acc);
-    case 5: return PvGroups<5, 1>(b, p, begin, end, acc);
-    default: return PvGroups<6, 1>(b, p, begin, end, acc);
+// The same for values: adds keys [0, end) to all rows. copy: [2][stride].
+inline void PvAllRows(int64_t rows, const PvArgs& args, const float* p, F16Source v,
+                      int64_t groups, int64_t end, float* acc, float* copy) {
+  const int first = TileRows(rows);
+  if (first == rows) return PvRows(first, args, p, v, groups, 0, end, acc);
+  const int64_t step = GroupsPerCopy(args.stride);
+  for (int64_t g = 0; g < groups; g += step) {
+    const int64_t n = groups - g < step ? groups - g : step;
+    const F16Source part = v.At(g * args.stride);
+    const F16CopyingSource source{part.data, part.ahead, copy};
+    float* out = acc + g * 16;
+    first == 4 ? PvGroups<4, 1>(args, p, source, n, 0, end, out)
+               : PvGroups<6, 1>(args, p, source, n, 0, end, out);
+    for (int64_t r = first; r < rows;) {
+      const int tile = TileRows(rows - r);
+      PvRows(tile, args, p + r * args.ldp, F32Source{copy}, n, 0, end, out + r * args.lda);
+      r += tile;
+    }
   }
 }
 

@@ -63,29 +63,32 @@ void DequantizeValues(const DraftHeadView& kv, int64_t group, float* dst) {
   }
 }
 
-template <typename T>
-void ScoreGroup(const Draft& a, const T* k, int64_t key, int64_t num_groups) {
+// Scores over dequantised groups.
+void ScoreCopied(const Draft& a, int64_t key) {
   for (int64_t h = 0; h < a.num_heads;) {
     const int rows = TileRows(a.num_heads - h);
-    QkRows(rows, a.q + h * a.head_dim, static_cast<int>(a.head_dim), k, num_groups,
-           a.p + h * a.ldp + key, a.ldp);
+    QkRows(rows, {a.head_dim, kLog2E, a.ldp}, a.q + h * a.head_dim, F32Source{a.copy}, 2,
+           a.p + h * a.ldp + key);
     h += rows;
   }
+}
+// Scores over `num_groups` groups of 16 keys in f16.
+void ScoreHalves(const Draft& a, const uint16_t* k, int64_t key, int64_t num_groups) {
+  QkAllRows(a.num_heads, {a.head_dim, kLog2E, a.ldp}, a.q, F16Source{k, k}, num_groups, a.p + key,
+            a.copy);
 }
 
 void Scores(const Draft& a) {
   const DraftHeadView& kv = *a.kv;
-  const int64_t group_values = a.head_dim * 16;
-  const uint16_t* halves = reinterpret_cast<const uint16_t*>(kv.k_data);
-  for (int64_t g = 0; g < kv.num_groups; ++g) {
-    if (kv.k_format == DraftFormat::kF16) {
-      ScoreGroup(a, halves + g * 2 * group_values, g * kDraftGroup, 2);
-    } else {
+  if (kv.k_format == DraftFormat::kF16) {
+    ScoreHalves(a, reinterpret_cast<const uint16_t*>(kv.k_data), 0, 2 * kv.num_groups);
+  } else {
+    for (int64_t g = 0; g < kv.num_groups; ++g) {
       DequantizeKeys(kv, g, a.copy);
-      ScoreGroup(a, a.copy, g * kDraftGroup, 2);
+      ScoreCopied(a, g * kDraftGroup);
     }
   }
-  ScoreGroup(a, kv.tail_k, kv.num_groups * kDraftGroup, (kv.num_tail + 15) / 16);
+  ScoreHalves(a, kv.tail_k, kv.num_groups * kDraftGroup, (kv.num_tail + 15) / 16);
 }
 
 // Turns the scores of one head into probabilities, returns 1 / sum.
@@ -94,7 +97,7 @@ float SoftmaxHead(float* p, int64_t num_keys) {
   Vec16 max16 = masked;
   Mask16 nan = Unordered(masked, masked);
   for (int64_t j = 0; j < num_keys; j += 16) {
-    Vec16 u = Mul(Load(p + j), Set(kLog2E));
+    Vec16 u = Load(p + j);
     if (num_keys - j < 16) u = Select(FirstLanes(num_keys - j), u, masked);
     Store(u, p + j);
     nan = Or(nan, Unordered(u, u));
@@ -118,14 +121,20 @@ float SoftmaxHead(float* p, int64_t num_keys) {
   return 1.0f / LaneTree(sum);
 }
 
-template <typename T>
-void AddValues(const Draft& a, const T* v, int64_t key, int64_t stored, int64_t valid) {
-  const PvBlock<T> block{v, stored * 16, a.padded / 16, a.ldp, a.padded};
+// Adds dequantised values.
+void AddCopied(const Draft& a, int64_t key) {
+  const PvArgs args{kDraftGroup * 16, a.ldp, a.padded};
   for (int64_t h = 0; h < a.num_heads;) {
     const int rows = TileRows(a.num_heads - h);
-    PvRows(rows, block, a.p + h * a.ldp + key, 0, valid, a.acc + h * a.padded);
+    PvRows(rows, args, a.p + h * a.ldp + key, F32Source{a.copy}, a.padded / 16, 0, kDraftGroup,
+           a.acc + h * a.padded);
     h += rows;
   }
+}
+// Adds `valid` values from a group of `stored` keys in f16.
+void AddHalves(const Draft& a, const uint16_t* v, int64_t key, int64_t stored, int64_t valid) {
+  PvAllRows(a.num_heads, {stored * 16, a.ldp, a.padded}, a.p + key, F16Source{v, v},
+            a.padded / 16, valid, a.acc, a.copy);
 }
 
 void Values(const Draft& a) {
@@ -133,15 +142,15 @@ void Values(const Draft& a) {
   const uint16_t* halves = reinterpret_cast<const uint16_t*>(kv.v_data);
   for (int64_t g = 0; g < kv.num_groups; ++g) {
     if (kv.v_format == DraftFormat::kF16) {
-      AddValues(a, halves + g * a.padded * kDraftGroup, g * kDraftGroup, kDraftGroup, kDraftGroup);
+      AddHalves(a, halves + g * a.padded * kDraftGroup, g * kDraftGroup, kDraftGroup, kDraftGroup);
     } else {
       DequantizeValues(kv, g, a.copy);
-      AddValues(a, a.copy, g * kDraftGroup, kDraftGroup, kDraftGroup);
+      AddCopied(a, g * kDraftGroup);
     }
   }
   for (int64_t t = 0; t < kv.num_tail; t += 16) {
     const int64_t valid = kv.num_tail - t < 16 ? kv.num_tail - t : 16;
-    AddValues(a, kv.tail_v + t * a.padded, kv.num_groups * kDraftGroup + t, 16, valid);
+    AddHalves(a, kv.tail_v + t * a.padded, kv.num_groups * kDraftGroup + t, 16, valid);
   }
 }
 

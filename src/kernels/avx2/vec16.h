@@ -13,6 +13,7 @@ namespace vericache::VC_KERNEL_NS {
 namespace {
 
 #define VC_INLINE inline __attribute__((always_inline))
+#define VC_NOINLINE __attribute__((noinline))
 
 struct Vec16 {
   __m256 lo, hi;
@@ -75,7 +76,7 @@ VC_INLINE Mask16 Or(Mask16 a, Mask16 b) {
   return {_mm256_or_ps(a.lo, b.lo), _mm256_or_ps(a.hi, b.hi)};
 }
 VC_INLINE bool Any(Mask16 m) { return _mm256_movemask_ps(_mm256_or_ps(m.lo, m.hi)) != 0; }
-// Lanes below n, n in [0, 16].
+// Lanes below n, for any n.
 VC_INLINE Mask16 FirstLanes(int64_t n) {
   const __m256i count = _mm256_set1_epi32(static_cast<int32_t>(n));
   const __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
