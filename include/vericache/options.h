@@ -1,0 +1,53 @@
+// What callers set: how a model is loaded, and what a request asks for.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace vericache {
+
+struct EngineOptions {
+  std::string model_path;
+  int num_threads = 0;         // 0: physical cores within affinity and quota
+  int64_t context_length = 0;  // 0: the smaller of the model's and what free memory allows
+  std::string isa;             // "": the fastest; "scalar", "avx2", ...: for tests
+  int64_t prefill_chunk = 512; // rows a pass; any value gives the same bits
+  std::function<void(uint64_t done_bytes, uint64_t total_bytes)> on_load;
+};
+
+struct SamplingOptions {
+  float temperature = 0;  // 0: greedy
+  int64_t top_k = 0;      // 0: off
+  float top_p = 1;
+  float min_p = 0;
+  uint64_t seed = 0;
+  uint32_t choice = 0;
+  float repetition_penalty = 1;
+  float presence_penalty = 0;
+  float frequency_penalty = 0;
+  std::vector<std::pair<int32_t, float>> logit_bias;
+};
+
+// A prompt is exactly one of: token ids, messages, or text.
+struct Request {
+  std::vector<int32_t> prompt_token_ids;
+  std::string messages_json;  // array of chat messages, rendered by the model's template
+  std::string tools_json;     // array of tool schemas for the template, or ""
+  std::string prompt;         // raw text; BOS by the model's rule
+
+  int64_t max_tokens = 256;
+  SamplingOptions sampling;
+  std::string draft = "snapkv:0.25+int4";  // draft spec, or "off"
+  int draft_len = 0;                       // tokens drafted a round; 0: auto
+  bool ignore_eos = false;                 // go on until max_tokens (benchmarks)
+};
+
+enum class AuditMode {
+  kOnePass,       // teacher-forced, at prefill speed
+  kTokenByToken,  // plain decoding
+};
+
+}  // namespace vericache

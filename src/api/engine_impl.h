@@ -1,0 +1,52 @@
+// What an Engine is made of (internal to src/api).
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/thread_pool.h"
+#include "engine/prefill.h"
+#include "engine/round.h"
+#include "engine/sequence.h"
+#include "model/forward.h"
+#include "tokenizer/chat_template.h"
+#include "tokenizer/tokenizer.h"
+#include "vericache/engine.h"
+
+namespace vericache {
+
+struct Session::State {
+  std::vector<TokenId> tokens;  // [full.num_tokens()]
+  FullKv full;
+  std::optional<DraftKv> draft;  // over the same tokens, made by `draft_spec`
+  std::string draft_spec;
+
+  explicit State(FullKv full_kv) : full(std::move(full_kv)) {}
+};
+
+struct Engine::Impl {
+  EngineOptions options;
+  ModelInfo info;
+  std::unique_ptr<ThreadPool> pool;
+  std::unique_ptr<Model> model;
+  std::unique_ptr<Tokenizer> tokenizer;
+  std::unique_ptr<ChatTemplate> chat_template;  // null if the file has none
+  std::unique_ptr<Forward> forward;
+  std::string digest;  // hex SHA-256 of the file, once computed
+
+  // Checks a request and makes its sequence; reuses the session's longest common prefix.
+  absl::StatusOr<std::unique_ptr<Sequence>> MakeSequence(const Request& request,
+                                                         const Session* session);
+  absl::StatusOr<std::vector<TokenId>> PromptTokens(const Request& request);
+  PrefillOptions MakePrefillOptions(const Callbacks& callbacks) const;
+  FullKv NewFullKv() const { return FullKv(model->config.kv_shape(), model->kernels); }
+  Completion Finish(const Sequence& sequence, int64_t cached_tokens, double prefill_s) const;
+  void Store(Sequence* sequence, Session* session) const;
+};
+
+// Seconds since some fixed point.
+double NowSeconds();
+
+}  // namespace vericache

@@ -1,0 +1,131 @@
+#include "engine/prefill.h"
+
+#include <algorithm>
+#include <memory>
+
+#include "base/text.h"
+#include "base/check.h"
+#include "base/status_macros.h"
+#include "engine/query_window.h"
+#include "kv/selectors/selector.h"
+
+namespace vericache {
+
+absl::Status NonFiniteLogits(int64_t pos) {
+  return absl::DataLossError(StrCat(
+      "non-finite logits at position ", pos,
+      ": the model file is damaged or its numbers overflow; nothing more was emitted"));
+}
+
+absl::Status Prefill::ComputeRows(Sequence* sequence, const PrefillOptions& options,
+                                  ForwardObserver* observer, HiddenRows* last) {
+  const int64_t total = static_cast<int64_t>(sequence->tokens.size());
+  const int64_t chunk = std::clamp<int64_t>(options.chunk_rows, 1, kMaxPassRows);
+  while (sequence->full.num_tokens() < total) {
+    const int64_t begin = sequence->full.num_tokens();
+    const int64_t rows = std::min(chunk, total - begin);
+    VC_RETURN_IF_ERROR(sequence->full.Reserve(rows));
+    RowGroup group;
+    group.tokens = absl::MakeConstSpan(sequence->tokens).subspan(begin, rows);
+    group.first_pos = begin;
+    group.kv = &sequence->full;
+    group.logits_begin = begin + rows == total ? rows - 1 : rows;
+    group.observer = observer;
+    forward_->Run({&group, 1}, last);
+    sequence->full.Commit(rows);
+    if (options.progress && !options.progress(begin + rows, total))
+      return absl::CancelledError("stopped during prefill");
+  }
+  return absl::OkStatus();
+}
+
+void Prefill::BuildDraft(Sequence* sequence, const QueryRows& queries) {
+  // A session's draft is extended by the exact new rows where there are too few new queries to
+  // choose anew (or nothing to choose): a short turn would vote worse than the long prompt did.
+  if (sequence->draft.has_value() && queries.num_rows < QueryRowsWanted(sequence->spec)) {
+    sequence->draft->CommitRows(sequence->full, sequence->draft->num_tokens(),
+                                sequence->full.num_tokens(), pool_);
+    return;
+  }
+  SelectInput input;
+  input.full = &sequence->full;
+  input.queries = &queries;
+  input.kernels = model_->kernels;
+  input.pool = pool_;
+  sequence->draft.emplace(model_->config.kv_shape(), sequence->spec.codec, model_->kernels);
+  sequence->draft->Rebuild(sequence->full, SelectPositions(sequence->spec, input), pool_);
+}
+
+void Prefill::EmitFirst(Sequence* sequence, const HiddenRows& last) {
+  std::vector<float> logits(model_->config.vocab_size);
+  forward_->Logits(last, 0, 1, logits.data());
+  const int64_t pos = static_cast<int64_t>(sequence->tokens.size());
+  const RowChoice choice =
+      sequence->sampler.Choose(logits.data(), pos, sequence->tokens, sequence->num_prompt);
+  if (choice.bad) {
+    sequence->Fail(NonFiniteLogits(pos));
+    return;
+  }
+  AcceptWalk walk({}, sequence->max_tokens);
+  walk.Push(choice.id, sequence->ends_generation(choice.id));
+  sequence->chain.Push(logits.data(), model_->config.vocab_size);
+  sequence->tokens.push_back(choice.id);
+  sequence->finish = walk.finish();
+}
+
+absl::Status Prefill::Run(Sequence* sequence, const PrefillOptions& options) {
+  VC_CHECK(sequence->full.num_tokens() < static_cast<int64_t>(sequence->tokens.size()));
+  VC_CHECK(sequence->num_prompt == static_cast<int64_t>(sequence->tokens.size()));
+  const int window = QueryRowsWanted(sequence->spec);
+  std::unique_ptr<QueryWindow> queries;
+  if (window > 0) queries = std::make_unique<QueryWindow>(model_->config, window);
+  HiddenRows last;
+  VC_RETURN_IF_ERROR(ComputeRows(sequence, options, queries.get(), &last));
+  if (sequence->max_tokens <= 0) {
+    sequence->finish = FinishReason::kLength;
+    return absl::OkStatus();
+  }
+  EmitFirst(sequence, last);
+  if (sequence->spec.enabled && !sequence->done())
+    BuildDraft(sequence, queries != nullptr ? queries->Take() : QueryRows());
+  return absl::OkStatus();
+}
+
+absl::Status Prefill::Score(Sequence* sequence, const PrefillOptions& options,
+                            int64_t logits_begin,
+                            absl::FunctionRef<bool(int64_t, const float*)> on_row) {
+  const int64_t total = static_cast<int64_t>(sequence->tokens.size());
+  const int64_t chunk = std::clamp<int64_t>(options.chunk_rows, 1, kMaxPassRows);
+  std::vector<float> logits(kLogitsRows * model_->config.vocab_size);
+  HiddenRows hidden;
+  while (sequence->full.num_tokens() < total) {
+    const int64_t begin = sequence->full.num_tokens();
+    const int64_t rows = std::min(chunk, total - begin);
+    VC_RETURN_IF_ERROR(sequence->full.Reserve(rows));
+    RowGroup group;
+    group.tokens = absl::MakeConstSpan(sequence->tokens).subspan(begin, rows);
+    group.first_pos = begin;
+    group.kv = &sequence->full;
+    group.logits_begin = std::clamp<int64_t>(logits_begin - begin, 0, rows);
+    forward_->Run({&group, 1}, &hidden);
+    sequence->full.Commit(rows);
+    for (int64_t row = 0; row < hidden.num_rows; row += kLogitsRows) {
+      const int64_t n = std::min(kLogitsRows, hidden.num_rows - row);
+      forward_->Logits(hidden, row, n, logits.data());
+      for (int64_t i = 0; i < n; ++i)
+        if (!on_row(begin + group.logits_begin + row + i,
+                    logits.data() + i * model_->config.vocab_size))
+          return absl::OkStatus();
+    }
+    if (options.progress && !options.progress(begin + rows, total))
+      return absl::CancelledError("stopped");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Prefill::Compute(Sequence* sequence, const PrefillOptions& options) {
+  HiddenRows last;
+  return ComputeRows(sequence, options, nullptr, &last);
+}
+
+}  // namespace vericache

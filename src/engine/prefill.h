@@ -1,0 +1,53 @@
+// Computes K/V for known tokens until they catch up with the sequence, then the first new token.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
+#include "engine/sequence.h"
+#include "kv/selectors/selector.h"
+#include "model/forward.h"
+
+namespace vericache {
+
+struct PrefillOptions {
+  int64_t chunk_rows = 512;  // rows of one pass; any value gives the same bits
+  // done and total prompt tokens, after each chunk. False stops the prefill (kCancelled).
+  std::function<bool(int64_t done, int64_t total)> progress;
+};
+
+class Prefill {
+ public:
+  Prefill(const Model* model, Forward* forward, ThreadPool* pool)
+      : model_(model), forward_(forward), pool_(pool) {}
+
+  // Computes the rows of all tokens that `sequence->full` lacks, builds the draft KV if the spec
+  // asks for one, and emits the first token (if max_tokens > 0).
+  // REQUIRES: tokens.size() > full.num_tokens(); tokens.size() == num_prompt.
+  // ERRORS: kResourceExhausted, kCancelled: what was computed so far stays valid, call again.
+  //         A bad row of logits fails the sequence (sequence->error), not the call.
+  absl::Status Run(Sequence* sequence, const PrefillOptions& options);
+
+  // Only the K/V, no draft and no token: a shared prefix.
+  absl::Status Compute(Sequence* sequence, const PrefillOptions& options);
+
+  // Teacher-forced pass over all tokens that `sequence->full` lacks: on_row(pos, logits) for every
+  // row at position pos >= logits_begin, in order; logits [vocab_size] choose the token at pos + 1.
+  // False ends the pass early. Used by audit and perplexity.
+  absl::Status Score(Sequence* sequence, const PrefillOptions& options, int64_t logits_begin,
+                     absl::FunctionRef<bool(int64_t pos, const float* logits)> on_row);
+
+ private:
+  absl::Status ComputeRows(Sequence* sequence, const PrefillOptions& options,
+                           ForwardObserver* observer, HiddenRows* last);
+  void BuildDraft(Sequence* sequence, const QueryRows& queries);
+  void EmitFirst(Sequence* sequence, const HiddenRows& last);
+
+  const Model* model_;
+  Forward* forward_;
+  ThreadPool* pool_;
+};
+
+}  // namespace vericache

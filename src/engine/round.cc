@@ -1,0 +1,56 @@
+#include "engine/round.h"
+
+#include <algorithm>
+#include <chrono>
+#include <vector>
+
+namespace vericache {
+namespace {
+
+int64_t NowNs() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(
+             std::chrono::steady_clock::now().time_since_epoch())
+      .count();
+}
+
+// Tokens worth drafting: the verification emits one more than it accepts, so a draft as long as
+// the rest of the answer would be one too long.
+int DraftLengthFor(const Sequence& s) {
+  const int64_t left = s.max_tokens - s.num_emitted();
+  return static_cast<int>(std::min<int64_t>(std::min(s.draft_length.next(), kMaxDraftLen),
+                                            std::max<int64_t>(0, left - 1)));
+}
+
+}  // namespace
+
+void RoundRunner::Run(absl::Span<Sequence* const> sequences) {
+  std::vector<Sequence*> active, drafting;
+  std::vector<int> lengths;
+  std::vector<std::pair<size_t, size_t>> bytes;  // draft, full
+  for (Sequence* s : sequences) {
+    if (s->done()) continue;
+    active.push_back(s);
+    bytes.emplace_back(s->draft.has_value() ? s->draft->num_bytes() : 0, s->full.num_bytes());
+    if (!s->draft.has_value()) continue;
+    drafting.push_back(s);
+    lengths.push_back(DraftLengthFor(*s));
+  }
+  if (active.empty()) return;
+  const int64_t start = NowNs();
+  drafter_.Draft(drafting, lengths);
+  const int64_t drafted = NowNs();
+  verifier_.Verify(active);
+  const int64_t verified = NowNs();
+  for (size_t i = 0; i < active.size(); ++i) {
+    Sequence& s = *active[i];
+    if (s.rounds.empty()) continue;  // failed before its first round
+    RoundStats& round = s.rounds.back();
+    round.draft_ns = s.draft.has_value() ? drafted - start : 0;
+    round.verify_ns = verified - drafted;
+    round.draft_bytes = bytes[i].first;
+    round.full_bytes = bytes[i].second;
+    if (s.draft.has_value()) s.draft_length.Update(round.drafted, round.accepted);
+  }
+}
+
+}  // namespace vericache

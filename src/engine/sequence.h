@@ -1,0 +1,71 @@
+// One answer in the making: its tokens, full KV, draft KV and what decides the next token.
+//
+// Invariant between calls, once prefilled: full.num_tokens() == tokens.size() - 1. The last token
+// has no K/V yet; it is the first row of the next verification.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "base/types.h"
+#include "engine/acceptance.h"
+#include "engine/draft_length.h"
+#include "engine/logits_chain.h"
+#include "engine/sampler.h"
+#include "kv/draft_kv.h"
+#include "kv/draft_spec.h"
+#include "kv/full_kv.h"
+
+namespace vericache {
+
+// What one round did, for statistics and traces.
+struct RoundStats {
+  int drafted = 0;
+  int accepted = 0;
+  int emitted = 0;
+  int64_t draft_ns = 0;   // of the whole pass this sequence took part in
+  int64_t verify_ns = 0;
+  size_t draft_bytes = 0;  // at the start of the round
+  size_t full_bytes = 0;
+};
+
+struct Sequence {
+  std::vector<TokenId> tokens;
+  int64_t num_prompt = 0;  // tokens[0, num_prompt) are the prompt
+  int64_t max_tokens = 0;  // most tokens to emit
+  FullKv full;
+  DraftSpec spec;
+  std::optional<DraftKv> draft;  // set by prefill unless spec is off
+  Sampler sampler;
+  DraftLength draft_length = DraftLength::Auto();
+  std::function<bool(TokenId)> ends_generation;  // EOS and its kin
+  LogitsChain chain;  // over emitted tokens
+  FinishReason finish = FinishReason::kNone;
+  absl::Status error;  // why finish is kError
+  std::vector<RoundStats> rounds;  // prefill's own token is not a round
+
+  // The drafter's proposal of the current round (empty between rounds).
+  std::vector<DraftToken> drafted;
+  // Called after each drafted token, for live views. May be empty.
+  std::function<void(const Sequence&)> on_drafted;
+  // Test hook: replaces the drafter's choice; gets the choice and its position.
+  std::function<DraftToken(DraftToken, int64_t pos)> adversary;
+
+  Sequence(FullKv full_kv, Sampler token_sampler)
+      : full(std::move(full_kv)), sampler(std::move(token_sampler)) {}
+
+  int64_t num_emitted() const { return static_cast<int64_t>(tokens.size()) - num_prompt; }
+  bool done() const { return finish != FinishReason::kNone; }
+  void Fail(absl::Status status) {
+    error = std::move(status);
+    finish = FinishReason::kError;
+  }
+};
+
+// What a row with a NaN or an infinity turns into when it would be emitted.
+absl::Status NonFiniteLogits(int64_t pos);
+
+}  // namespace vericache

@@ -1,0 +1,119 @@
+#include "engine/verifier.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace vericache {
+
+void Verifier::Verify(absl::Span<Sequence* const> sequences) {
+  // As many sequences a pass as its row limit takes; how they are cut does not show.
+  size_t begin = 0;
+  while (begin < sequences.size()) {
+    size_t end = begin;
+    int64_t rows = 0;
+    while (end < sequences.size()) {
+      const int64_t more = static_cast<int64_t>(sequences[end]->drafted.size()) + 1;
+      if (rows > 0 && rows + more > kMaxPassRows) break;
+      rows += more;
+      ++end;
+    }
+    VerifyPass(sequences.subspan(begin, end - begin));
+    begin = end;
+  }
+}
+
+void Verifier::VerifyPass(absl::Span<Sequence* const> sequences) {
+  std::vector<Plan> plans;
+  plans.reserve(sequences.size());
+  std::vector<RowGroup> batch;
+  int64_t num_hidden = 0;
+  for (Sequence* s : sequences) {
+    const int64_t num_rows = static_cast<int64_t>(s->drafted.size()) + 1;
+    if (absl::Status status = s->full.Reserve(num_rows); !status.ok()) {
+      s->drafted.clear();
+      s->Fail(std::move(status));
+      continue;
+    }
+    plans.push_back({s, {s->tokens.back()}, num_hidden,
+                     AcceptWalk(s->drafted, s->max_tokens - s->num_emitted()), true});
+    for (DraftToken token : s->drafted) plans.back().tokens.push_back(token.id);
+    num_hidden += num_rows;
+  }
+  if (plans.empty()) return;
+  for (Plan& plan : plans) {
+    RowGroup group;
+    group.tokens = plan.tokens;
+    group.first_pos = plan.sequence->full.num_tokens();
+    group.kv = &plan.sequence->full;
+    batch.push_back(group);
+  }
+  HiddenRows hidden;
+  forward_->Run(batch, &hidden);
+  Accept(&plans, hidden);
+  for (Plan& plan : plans) Commit(&plan);
+}
+
+// Logits are computed from left to right, up to eight rows a sequence at a time, and stop at the
+// first mismatch: most of a long rejected draft never meets the output matrix.
+void Verifier::Accept(std::vector<Plan>* plans, const HiddenRows& hidden) {
+  const int64_t vocab = model_->config.vocab_size, width = model_->config.hidden_size;
+  for (;;) {
+    std::vector<std::pair<Plan*, int64_t>> spans;  // plan, rows of this turn
+    std::vector<const float*> rows;
+    for (Plan& plan : *plans) {
+      if (!plan.wants_row) continue;
+      const int64_t next = plan.walk.next_row();
+      const int64_t n =
+          std::min<int64_t>(kLogitsRows, static_cast<int64_t>(plan.tokens.size()) - next);
+      for (int64_t i = 0; i < n; ++i)
+        rows.push_back(hidden.x.data() + (plan.first_hidden + next + i) * width);
+      spans.emplace_back(&plan, n);
+    }
+    if (spans.empty()) return;
+    logits_.resize(rows.size() * vocab);
+    forward_->LogitsOf(rows, logits_.data());
+    const float* row = logits_.data();
+    for (auto& [plan, n] : spans) {
+      for (int64_t i = 0; i < n && plan->wants_row; ++i)
+        plan->wants_row = TakeRow(plan, row + i * vocab);
+      row += n * vocab;
+    }
+  }
+}
+
+bool Verifier::TakeRow(Plan* plan, const float* logits) {
+  Sequence& s = *plan->sequence;
+  const int64_t pos =
+      static_cast<int64_t>(s.tokens.size() + plan->walk.emitted().size());
+  std::vector<TokenId> history;
+  if (s.sampler.NeedsHistory()) {
+    history = s.tokens;
+    history.insert(history.end(), plan->walk.emitted().begin(), plan->walk.emitted().end());
+  }
+  const RowChoice choice = s.sampler.Choose(logits, pos, history, s.num_prompt);
+  if (choice.bad) {
+    s.Fail(NonFiniteLogits(pos));
+    return false;
+  }
+  s.chain.Push(logits, model_->config.vocab_size);
+  return plan->walk.Push(choice.id, s.ends_generation(choice.id));
+}
+
+// The K/V kept are this pass's rows of the pending token and of all emitted tokens but the last.
+void Verifier::Commit(Plan* plan) {
+  Sequence& s = *plan->sequence;
+  const std::vector<TokenId>& emitted = plan->walk.emitted();
+  const int64_t num_rows = static_cast<int64_t>(emitted.size());
+  const int64_t pos = s.full.num_tokens();
+  s.full.Commit(num_rows);
+  if (s.draft.has_value()) s.draft->CommitRows(s.full, pos, pos + num_rows, pool_);
+  RoundStats& round = s.rounds.emplace_back();
+  round.drafted = static_cast<int>(s.drafted.size());
+  round.accepted = plan->walk.num_accepted();
+  round.emitted = static_cast<int>(num_rows);
+  s.tokens.insert(s.tokens.end(), emitted.begin(), emitted.end());
+  s.drafted.clear();
+  if (s.finish == FinishReason::kNone) s.finish = plan->walk.finish();
+}
+
+}  // namespace vericache

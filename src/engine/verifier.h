@@ -1,0 +1,49 @@
+// The only way from drafted to emitted tokens: one forward pass over the full KV.
+//
+// EXACTNESS: the emitted tokens are those of full-KV decoding without drafts, whatever the draft.
+// Row i of a batch does not depend on the other rows (kernels/kernels.h); rows after a mismatch
+// are thrown away with their K/V. Argument: docs/exactness.md; tests: tests/exactness/.
+#pragma once
+
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/types/span.h"
+#include "engine/sequence.h"
+#include "model/forward.h"
+
+namespace vericache {
+
+class Verifier {
+ public:
+  Verifier(const Model* model, Forward* forward, ThreadPool* pool)
+      : model_(model), forward_(forward), pool_(pool) {}
+
+  // Checks sequence->drafted of each sequence as its continuation, appends what holds (and one
+  // correction or bonus token) to sequence->tokens, and keeps the K/V of it in full and draft KV.
+  // An empty draft is one plain decode step. Clears sequence->drafted.
+  // ERRORS: kResourceExhausted (no memory for K/V): nothing has changed for that sequence, which
+  //         fails alone. A bad row that would be emitted fails its sequence.
+  // SOURCE: arXiv 2605.17613; greedy case of arXiv 2211.17192 with one model on both sides.
+  void Verify(absl::Span<Sequence* const> sequences);
+
+ private:
+  struct Plan {
+    Sequence* sequence;
+    std::vector<TokenId> tokens;  // the pending token, then the drafted ones
+    int64_t first_hidden;         // index of row 0 in HiddenRows
+    AcceptWalk walk;
+    bool wants_row;
+  };
+  void VerifyPass(absl::Span<Sequence* const> sequences);
+  void Accept(std::vector<Plan>* plans, const HiddenRows& hidden);
+  bool TakeRow(Plan* plan, const float* logits);
+  void Commit(Plan* plan);
+
+  const Model* model_;
+  Forward* forward_;
+  ThreadPool* pool_;
+  std::vector<float> logits_;
+};
+
+}  // namespace vericache

@@ -1,0 +1,36 @@
+// The draft spec: which compressor makes the draft KV, written by users as text.
+//
+//   spec     = "off" | codec | selector [":" fraction] {"," key "=" value} ["+" codec]
+//   selector = "sink" | "snapkv"                      codec = "f16" | "int8" | "int4"
+// A codec alone keeps all tokens. The fraction is the share of tokens kept, sinks and recent window
+// included. No codec means f16. Examples: "snapkv:0.25+int4", "int8", "sink:0.1,sinks=8".
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include "absl/status/statusor.h"
+#include "kernels/kv_view.h"
+
+namespace vericache {
+
+enum class SelectorKind { kAll, kSink, kSnapKv };
+
+struct DraftSpec {
+  bool enabled = true;  // false: "off", plain full-KV decoding
+  SelectorKind selector = SelectorKind::kAll;
+  double fraction = 1.0;  // (0, 1]
+  int sinks = 4;          // sink: first positions always kept (arXiv 2309.17453)
+  int window = 32;        // snapkv: last prompt queries that score the keys
+  int pool = 7;           // snapkv: width of the max-pool over scores, odd
+  DraftFormat codec = DraftFormat::kF16;
+
+  std::string ToString() const;  // canonical; parses back to the same spec
+};
+
+inline constexpr std::string_view kDefaultDraftSpec = "snapkv:0.25+int4";
+
+// ERRORS: kInvalidArgument: one line that names the part and lists what is allowed.
+absl::StatusOr<DraftSpec> ParseDraftSpec(std::string_view text);
+
+}  // namespace vericache

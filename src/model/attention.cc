@@ -1,0 +1,173 @@
+#include "model/attention.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "base/check.h"
+#include "base/types.h"
+
+namespace vericache {
+
+Attention::Attention(const ModelConfig& config, const KernelTable* kernels, ThreadPool* pool)
+    : config_(config),
+      kernels_(kernels),
+      pool_(pool),
+      heads_per_kv_(config.heads_per_kv_head()),
+      padded_dim_(config.kv_shape().padded_head_dim()),
+      q_scale_(1.0f / std::sqrt(static_cast<float>(config.head_dim))),
+      scratch_(pool->num_threads()) {
+  for (Scratch& s : scratch_) {
+    s.q.Resize(kMaxAttnRows * config.head_dim);
+    s.state.Resize(StateFloats(kMaxAttnRows));
+    s.next.Resize(StateFloats(kMaxAttnRows));
+    s.out.Resize(kMaxAttnRows * config.head_dim);
+    s.work.Resize(AttnScratchFloats(config.head_dim));
+  }
+}
+
+// Every part starts on a 64-byte boundary.
+int64_t Attention::StateFloats(int64_t flat_rows) const {
+  return RoundUp(flat_rows, 16) + flat_rows * (16 + padded_dim_);
+}
+
+AttnState Attention::StateAt(float* base, int64_t flat_rows) const {
+  AttnState state;
+  state.max = base;
+  state.sum = base + RoundUp(flat_rows, 16);
+  state.acc = state.sum + flat_rows * 16;
+  return state;
+}
+
+void Attention::PlanTiles(absl::Span<const AttentionJob> jobs) {
+  tiles_.clear();
+  combines_.clear();
+  const int64_t tile_rows = std::max<int64_t>(1, kMaxAttnRows / heads_per_kv_);
+  int64_t max_segments = 1;
+  for (const AttentionJob& job : jobs) {
+    if (job.kv.kind == KvView::Kind::kDraft) VC_CHECK(job.num_rows == 1);
+    for (int kv_head = 0; kv_head < config_.num_kv_heads; ++kv_head) {
+      // Late rows see more keys: the long tiles first, so that the threads end together.
+      for (int64_t tile = CeilDiv(job.num_rows, tile_rows) - 1; tile >= 0; --tile) {
+        const int64_t end = std::min(job.num_rows, (tile + 1) * tile_rows);
+        const int64_t segments = CeilDiv(job.first_pos + end, kSegmentTokens);
+        max_segments = std::max(max_segments, segments);
+        tiles_.push_back({&job, kv_head, tile * tile_rows, end, 0, segments, nullptr});
+      }
+    }
+  }
+  const int64_t enough = 4 * pool_->num_threads();
+  if (pool_->num_threads() == 1 || max_segments == 1 ||
+      static_cast<int64_t>(tiles_.size()) >= enough)
+    return;
+  // Few tiles, long context (decoding): every segment becomes a task of its own.
+  std::vector<Tile> whole;
+  whole.swap(tiles_);
+  size_t floats = 0;
+  for (const Tile& tile : whole)
+    if (tile.job->kv.kind == KvView::Kind::kFull)
+      floats += tile.segment_end * RoundUp(StateFloats((tile.row_end - tile.row_begin) *
+                                                       heads_per_kv_), 16);
+  partials_.Resize(floats);
+  float* next = partials_.data();
+  for (Tile& tile : whole) {
+    if (tile.job->kv.kind == KvView::Kind::kDraft || tile.segment_end == 1) {
+      tiles_.push_back(tile);
+      continue;
+    }
+    tile.partial = next;
+    combines_.push_back(tile);
+    const int64_t stride =
+        RoundUp(StateFloats((tile.row_end - tile.row_begin) * heads_per_kv_), 16);
+    for (int64_t segment = 0; segment < tile.segment_end; ++segment) {
+      Tile part = tile;
+      part.segment_begin = segment;
+      part.segment_end = segment + 1;
+      part.partial = next;
+      tiles_.push_back(part);
+      next += stride;
+    }
+  }
+}
+
+AttnRows Attention::LoadQueries(const Tile& tile, Scratch* scratch) const {
+  const int64_t group = static_cast<int64_t>(heads_per_kv_) * config_.head_dim;
+  const int64_t stride = static_cast<int64_t>(config_.num_heads) * config_.head_dim;
+  for (int64_t row = tile.row_begin; row < tile.row_end; ++row)
+    kernels_->scale(tile.job->q + row * stride + tile.kv_head * group, q_scale_, group,
+                    scratch->q.data() + (row - tile.row_begin) * group);
+  AttnRows rows;
+  rows.q = scratch->q.data();
+  rows.num_rows = (tile.row_end - tile.row_begin) * heads_per_kv_;
+  rows.heads_per_kv = heads_per_kv_;
+  rows.first_pos = tile.job->first_pos + tile.row_begin;
+  return rows;
+}
+
+void Attention::StoreOutput(const Tile& tile, AttnState state, Scratch* scratch) const {
+  const int64_t group = static_cast<int64_t>(heads_per_kv_) * config_.head_dim;
+  const int64_t stride = static_cast<int64_t>(config_.num_heads) * config_.head_dim;
+  const int64_t num_positions = tile.row_end - tile.row_begin;
+  kernels_->attend_finish(num_positions * heads_per_kv_, config_.head_dim, state,
+                          scratch->out.data(), config_.head_dim);
+  for (int64_t i = 0; i < num_positions; ++i)
+    std::memcpy(tile.job->out + (tile.row_begin + i) * stride + tile.kv_head * group,
+                scratch->out.data() + i * group, group * sizeof(float));
+}
+
+void Attention::RunTile(const Tile& tile, Scratch* scratch) {
+  const AttnRows rows = LoadQueries(tile, scratch);
+  const FullKvView& kv = tile.job->kv.full;
+  if (tile.partial != nullptr) {
+    kernels_->attend_segment(kv, tile.kv_head, rows, tile.segment_begin,
+                             StateAt(tile.partial, rows.num_rows), scratch->work.data());
+    return;
+  }
+  const AttnState total = StateAt(scratch->state.data(), rows.num_rows);
+  const AttnState next = StateAt(scratch->next.data(), rows.num_rows);
+  for (int64_t segment = 0; segment < tile.segment_end; ++segment) {
+    kernels_->attend_segment(kv, tile.kv_head, rows, segment, segment == 0 ? total : next,
+                             scratch->work.data());
+    if (segment > 0) kernels_->attend_combine(rows.num_rows, padded_dim_, next, total);
+  }
+  StoreOutput(tile, total, scratch);
+}
+
+void Attention::CombineTile(const Tile& tile, Scratch* scratch) {
+  const int64_t flat_rows = (tile.row_end - tile.row_begin) * heads_per_kv_;
+  const int64_t stride = RoundUp(StateFloats(flat_rows), 16);
+  const AttnState total = StateAt(tile.partial, flat_rows);
+  for (int64_t segment = 1; segment < tile.segment_end; ++segment)
+    kernels_->attend_combine(flat_rows, padded_dim_,
+                             StateAt(tile.partial + segment * stride, flat_rows), total);
+  StoreOutput(tile, total, scratch);
+}
+
+void Attention::RunDraft(const Tile& tile, Scratch* scratch) {
+  const DraftHeadView& view = tile.job->kv.draft[tile.kv_head];
+  scratch->work.Resize(std::max<size_t>(
+      AttnScratchFloats(config_.head_dim),
+      DraftScratchFloats(heads_per_kv_, view.num_keys(), config_.head_dim)));
+  const AttnRows rows = LoadQueries(tile, scratch);
+  const int64_t group = static_cast<int64_t>(heads_per_kv_) * config_.head_dim;
+  kernels_->attend_draft(view, rows.q, heads_per_kv_, tile.job->out + tile.kv_head * group,
+                         config_.head_dim, scratch->work.data());
+}
+
+void Attention::Run(absl::Span<const AttentionJob> jobs) {
+  PlanTiles(jobs);
+  pool_->ParallelFor(tiles_.size(), [&](int64_t task, int thread) {
+    const Tile& tile = tiles_[task];
+    if (tile.job->kv.kind == KvView::Kind::kDraft) {
+      RunDraft(tile, &scratch_[thread]);
+    } else {
+      RunTile(tile, &scratch_[thread]);
+    }
+  });
+  if (combines_.empty()) return;
+  pool_->ParallelFor(combines_.size(), [&](int64_t task, int thread) {
+    CombineTile(combines_[task], &scratch_[thread]);
+  });
+}
+
+}  // namespace vericache

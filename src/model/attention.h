@@ -1,0 +1,66 @@
+// Runs attention of one layer for all row groups of a pass, spread over the thread pool.
+//
+// Work is cut into tiles of query rows of one KV head and, where there are few tiles, also into
+// segments of 1,024 positions. Both cuts leave the bits alone: rows are independent outputs, and
+// segments are combined in order of position either way (docs/exactness.md, "Attention").
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/types/span.h"
+#include "base/aligned_buffer.h"
+#include "base/thread_pool.h"
+#include "kernels/kernels.h"
+#include "model/config.h"
+
+namespace vericache {
+
+// Query rows of one row group in one layer.
+struct AttentionJob {
+  KvView kv;
+  const float* q = nullptr;  // [num_rows][num_heads * head_dim], after rope
+  float* out = nullptr;      // the same shape
+  int64_t num_rows = 0;
+  int64_t first_pos = 0;
+};
+
+class Attention {
+ public:
+  Attention(const ModelConfig& config, const KernelTable* kernels, ThreadPool* pool);
+
+  // REQUIRES: jobs over draft KV have one row.
+  void Run(absl::Span<const AttentionJob> jobs);
+
+ private:
+  struct Tile {
+    const AttentionJob* job;
+    int kv_head;
+    int64_t row_begin, row_end;          // positions
+    int64_t segment_begin, segment_end;  // of this task
+    float* partial;                      // states [segment][max | sum | acc], or null: finish here
+  };
+  struct Scratch {  // of one thread
+    AlignedBuffer<float> q, state, next, out, work;
+  };
+  int64_t StateFloats(int64_t flat_rows) const;
+  AttnState StateAt(float* base, int64_t flat_rows) const;
+  void PlanTiles(absl::Span<const AttentionJob> jobs);
+  void RunTile(const Tile& tile, Scratch* scratch);
+  void CombineTile(const Tile& tile, Scratch* scratch);
+  void RunDraft(const Tile& tile, Scratch* scratch);
+  AttnRows LoadQueries(const Tile& tile, Scratch* scratch) const;
+  void StoreOutput(const Tile& tile, AttnState state, Scratch* scratch) const;
+
+  const ModelConfig& config_;
+  const KernelTable* kernels_;
+  ThreadPool* pool_;
+  const int heads_per_kv_;
+  const int64_t padded_dim_;
+  const float q_scale_;  // 1 / sqrt(head_dim) in fp32
+  std::vector<Tile> tiles_, combines_;
+  std::vector<Scratch> scratch_;
+  AlignedBuffer<float> partials_;
+};
+
+}  // namespace vericache

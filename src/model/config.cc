@@ -1,0 +1,166 @@
+#include "model/config.h"
+
+#include <array>
+#include <cmath>
+#include <string_view>
+
+#include "base/text.h"
+#include "base/status_macros.h"
+
+namespace vericache {
+namespace {
+
+struct Family {
+  std::string_view architecture;
+  RopePairs rope_pairs;
+};
+// The families the forward pass computes.
+constexpr std::array<Family, 2> kFamilies = {{
+    {"llama", RopePairs::kAdjacent},
+    {"qwen2", RopePairs::kNeox},
+}};
+
+// Reads "<arch>.<key>" with bounds, so that later arithmetic on sizes cannot overflow.
+class Keys {
+ public:
+  Keys(const GgufFile& file, std::string_view arch) : file_(file), arch_(arch) {}
+
+  std::string Name(std::string_view key) const { return StrCat(arch_, ".", key); }
+
+  absl::Status Int(std::string_view key, int64_t max, int* out) const {
+    VC_ASSIGN_OR_RETURN(const int64_t value, file_.GetInt(Name(key)));
+    return Bounded(key, value, max, out);
+  }
+  absl::Status IntOr(std::string_view key, int64_t fallback, int64_t max, int* out) const {
+    VC_ASSIGN_OR_RETURN(const int64_t value, file_.GetIntOr(Name(key), fallback));
+    return Bounded(key, value, max, out);
+  }
+  absl::Status Refuse(std::string_view key, std::string_view what) const {
+    return absl::UnimplementedError(
+        StrCat(file_.path(), ": ", Name(key), ": ", what, " is not supported"));
+  }
+
+ private:
+  absl::Status Bounded(std::string_view key, int64_t value, int64_t max, int* out) const {
+    if (value < 1 || value > max)
+      return absl::InvalidArgumentError(StrCat(file_.path(), ": ", Name(key), " is ", value,
+                                                     ", expected 1 to ", max));
+    *out = static_cast<int>(value);
+    return absl::OkStatus();
+  }
+  const GgufFile& file_;
+  std::string_view arch_;
+};
+
+absl::Status ReadRope(const GgufFile& file, const Keys& keys, ModelConfig* config) {
+  VC_ASSIGN_OR_RETURN(config->rope_theta,
+                      file.GetFloatOr(keys.Name("rope.freq_base"), 10000.0));
+  if (!(config->rope_theta > 0) || !std::isfinite(config->rope_theta))
+    return absl::InvalidArgumentError(
+        StrCat(file.path(), ": ", keys.Name("rope.freq_base"), " is not a positive number"));
+  VC_RETURN_IF_ERROR(keys.IntOr("rope.dimension_count", config->head_dim, config->head_dim,
+                                &config->rotary_dim));
+  if (config->rotary_dim % 2 != 0) return keys.Refuse("rope.dimension_count", "an odd number");
+  std::string_view scaling = "none";
+  if (file.FindValue(keys.Name("rope.scaling.type")) != nullptr) {
+    VC_ASSIGN_OR_RETURN(scaling, file.GetString(keys.Name("rope.scaling.type")));
+  }
+  if (scaling == "linear") {
+    VC_ASSIGN_OR_RETURN(config->rope_scale, file.GetFloat(keys.Name("rope.scaling.factor")));
+    if (!(config->rope_scale >= 1) || !std::isfinite(config->rope_scale))
+      return absl::InvalidArgumentError(
+          StrCat(file.path(), ": ", keys.Name("rope.scaling.factor"), " is below 1"));
+  } else if (scaling != "none") {
+    return keys.Refuse("rope.scaling.type", StrCat("rope scaling \"", scaling, "\""));
+  }
+  return absl::OkStatus();
+}
+
+// head_count_kv may be one number or one per layer; all layers must agree.
+absl::Status ReadKvHeads(const GgufFile& file, const Keys& keys, ModelConfig* config) {
+  const std::string key = keys.Name("attention.head_count_kv");
+  const GgufValue* value = file.FindValue(key);
+  if (value != nullptr && value->type == GgufValueType::kArray) {
+    VC_ASSIGN_OR_RETURN(const std::vector<int64_t> heads, file.GetInts(key));
+    for (int64_t h : heads)
+      if (h != heads[0]) return keys.Refuse("attention.head_count_kv", "a number that varies");
+    if (heads.empty() || heads[0] < 1 || heads[0] > config->num_heads)
+      return absl::InvalidArgumentError(StrCat(file.path(), ": ", key, " is out of range"));
+    config->num_kv_heads = static_cast<int>(heads[0]);
+  } else {
+    VC_RETURN_IF_ERROR(keys.IntOr("attention.head_count_kv", config->num_heads, config->num_heads,
+                                  &config->num_kv_heads));
+  }
+  if (config->num_heads % config->num_kv_heads != 0)
+    return absl::InvalidArgumentError(
+        StrCat(file.path(), ": ", config->num_heads, " heads do not divide into ",
+                     config->num_kv_heads, " KV heads"));
+  return absl::OkStatus();
+}
+
+absl::Status ReadVocabSize(const GgufFile& file, const Keys& keys, ModelConfig* config) {
+  const GgufTensor* embedding = file.FindTensor("token_embd.weight");
+  if (embedding == nullptr)
+    return absl::InvalidArgumentError(
+        StrCat(file.path(), ": tensor token_embd.weight is missing"));
+  config->vocab_size = embedding->rows();
+  VC_ASSIGN_OR_RETURN(const int64_t stated,
+                      file.GetIntOr(keys.Name("vocab_size"), config->vocab_size));
+  if (stated > config->vocab_size || config->vocab_size > (1 << 24))
+    return absl::InvalidArgumentError(
+        StrCat(file.path(), ": ", keys.Name("vocab_size"), " is ", stated,
+                     " but token_embd.weight has ", config->vocab_size, " rows"));
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<ModelConfig> ReadModelConfig(const GgufFile& file) {
+  ModelConfig config;
+  VC_ASSIGN_OR_RETURN(const std::string_view arch, file.GetString("general.architecture"));
+  const Family* family = nullptr;
+  for (const Family& f : kFamilies)
+    if (f.architecture == arch) family = &f;
+  if (family == nullptr)
+    return absl::UnimplementedError(StrCat(
+        file.path(), ": architecture \"", arch, "\" is not supported (supported: llama, qwen2)"));
+  config.architecture = arch;
+  config.rope_pairs = family->rope_pairs;
+  if (file.FindValue("general.name") != nullptr) {
+    VC_ASSIGN_OR_RETURN(const std::string_view name, file.GetString("general.name"));
+    config.name = name;
+  }
+  const Keys keys(file, arch);
+  int context = 0;
+  VC_RETURN_IF_ERROR(keys.Int("block_count", 1024, &config.num_layers));
+  VC_RETURN_IF_ERROR(keys.Int("context_length", 1 << 28, &context));
+  config.context_length = context;
+  VC_RETURN_IF_ERROR(keys.Int("embedding_length", 1 << 18, &config.hidden_size));
+  VC_RETURN_IF_ERROR(keys.Int("feed_forward_length", 1 << 20, &config.intermediate_size));
+  VC_RETURN_IF_ERROR(keys.Int("attention.head_count", 1024, &config.num_heads));
+  VC_RETURN_IF_ERROR(ReadKvHeads(file, keys, &config));
+  VC_RETURN_IF_ERROR(keys.IntOr("attention.key_length", config.hidden_size / config.num_heads,
+                                1024, &config.head_dim));
+  int value_length = 0;
+  VC_RETURN_IF_ERROR(
+      keys.IntOr("attention.value_length", config.head_dim, 1024, &value_length));
+  if (value_length != config.head_dim)
+    return keys.Refuse("attention.value_length", "a value size other than the key size");
+  VC_ASSIGN_OR_RETURN(const double eps,
+                      file.GetFloat(keys.Name("attention.layer_norm_rms_epsilon")));
+  if (!(eps >= 0) || eps > 1)
+    return absl::InvalidArgumentError(
+        StrCat(file.path(), ": ", keys.Name("attention.layer_norm_rms_epsilon"), " is ", eps));
+  config.rms_eps = static_cast<float>(eps);
+  VC_RETURN_IF_ERROR(ReadRope(file, keys, &config));
+  VC_ASSIGN_OR_RETURN(const int64_t experts, file.GetIntOr(keys.Name("expert_count"), 0));
+  if (experts != 0) return keys.Refuse("expert_count", "a mixture of experts");
+  VC_ASSIGN_OR_RETURN(const int64_t window,
+                      file.GetIntOr(keys.Name("attention.sliding_window"), 0));
+  if (window > 0 && window < config.context_length)
+    return keys.Refuse("attention.sliding_window", "sliding-window attention");
+  VC_RETURN_IF_ERROR(ReadVocabSize(file, keys, &config));
+  return config;
+}
+
+}  // namespace vericache

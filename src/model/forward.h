@@ -1,0 +1,114 @@
+// The model and its one forward pass, which serves prefill, drafting and verification alike.
+//
+// A pass takes row groups of many sequences, each with its own K/V (full or draft), so the weights
+// are read once for all. A row's result does not depend on the rows beside it, bit for bit.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "base/aligned_buffer.h"
+#include "base/thread_pool.h"
+#include "base/types.h"
+#include "gguf/reader.h"
+#include "kernels/kernels.h"
+#include "model/attention.h"
+#include "model/config.h"
+#include "model/rope.h"
+#include "model/weights.h"
+
+namespace vericache {
+
+// Consecutive positions of one sequence.
+struct RowGroup {
+  absl::Span<const TokenId> tokens;  // one per row, each in [0, vocab_size)
+  int64_t first_pos = 0;             // position of tokens[0]
+  KvSource* kv = nullptr;            // receives the rows' K/V; draft KV takes one row a group
+  int64_t logits_begin = 0;          // rows [logits_begin, tokens.size()) need logits
+  ForwardObserver* observer = nullptr;
+};
+
+// Final hidden states (after the last norm) of the rows that need logits, in order of the batch.
+struct HiddenRows {
+  AlignedBuffer<float> x;  // [num_rows][hidden_size]
+  int64_t num_rows = 0;
+};
+
+// Config and weights; immutable, shared by any number of Forward objects.
+struct Model {
+  ModelConfig config;
+  Weights weights;
+  const KernelTable* kernels = nullptr;
+  std::shared_ptr<const GgufFile> file;
+
+  // ERRORS: those of ReadModelConfig and LoadWeights.
+  static absl::StatusOr<std::unique_ptr<Model>> Load(std::shared_ptr<const GgufFile> file,
+                                                     const KernelTable* kernels, ThreadPool* pool,
+                                                     const LoadProgress& progress = nullptr);
+};
+
+// Most rows of one pass; callers cut longer prefills.
+inline constexpr int64_t kMaxPassRows = 2048;
+// Rows of one call of Logits(): a verification stops at the first mismatch, eight rows at a time.
+inline constexpr int64_t kLogitsRows = 8;
+
+// Owns the scratch of a pass. THREADS: one pass at a time.
+class Forward {
+ public:
+  Forward(const Model* model, ThreadPool* pool);  // both outlive *this
+
+  // Appends the rows' K/V to each group's `kv` and fills `hidden`.
+  // REQUIRES: 1 to kMaxPassRows rows in all; each kv has room.
+  void Run(absl::Span<const RowGroup> batch, HiddenRows* hidden);
+
+  // logits: [num_rows][vocab_size] for rows [row_begin, row_begin + num_rows) of `hidden`.
+  void Logits(const HiddenRows& hidden, int64_t row_begin, int64_t num_rows, float* logits);
+  // The same for rows picked from anywhere.
+  void LogitsOf(absl::Span<const float* const> rows, float* logits);
+
+ private:
+  struct MatmulJob {
+    const PackedMatrix* w;
+    float* y;  // [rows][w->rows]
+    const float* bias = nullptr;
+  };
+  // Activations of one matrix input in every format its weights want.
+  struct ActCache {
+    AlignedBuffer<int8_t> q32, q256;
+    AlignedBuffer<float> scale32, scale256;
+    AlignedBuffer<int16_t> sums32, sums256;
+    bool has32 = false, has256 = false;
+  };
+
+  void Prepare(int64_t num_rows, absl::Span<const RowGroup> batch);
+  void Embed(absl::Span<const RowGroup> batch);
+  void NormRows(const float* x, const float* w, int64_t num_rows, float* y);
+  void MatmulAll(const float* x, int64_t cols, int64_t num_rows,
+                 absl::Span<const MatmulJob> jobs);
+  void QuantizeFor(const float* x, int64_t cols, int64_t num_rows, ActFormat format);
+  Activations ActsOf(ActFormat format, const float* x, int64_t cols, int64_t first_row) const;
+  void AttentionBlock(int layer, absl::Span<const RowGroup> batch, int64_t num_rows);
+  void FeedForwardBlock(int layer, int64_t num_rows);
+  void RotateRows(int64_t num_rows);
+  void AddRows(const float* x, int64_t num_rows, float* y);
+
+  const Model* model_;
+  ThreadPool* pool_;
+  Rope rope_;
+  Attention attention_;
+  std::vector<AttentionJob> attention_jobs_;
+  AlignedBuffer<float> x_;         // [rows][hidden_size], the residual stream
+  AlignedBuffer<float> normed_;    // [rows][hidden_size]
+  AlignedBuffer<float> q_, k_, v_; // [rows][heads * head_dim]
+  AlignedBuffer<float> attn_;      // [rows][num_heads * head_dim]
+  AlignedBuffer<float> gate_, up_; // [rows][intermediate_size]
+  AlignedBuffer<float> delta_;     // [rows][hidden_size]
+  AlignedBuffer<float> cos_, sin_; // [rows][rotary_dim / 2]
+  AlignedBuffer<float> logit_in_;  // [kLogitsRows][hidden_size]
+  ActCache acts_;
+};
+
+}  // namespace vericache
