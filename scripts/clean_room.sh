@@ -5,8 +5,8 @@
 #   scripts/clean_room.sh [--keep] [--setup-only] [FOLDER]
 #
 # Needs root, about 6 GB in FOLDER (default: a new one in /tmp) and a Debian mirror; as long as
-# everything together, about 30 minutes. --setup-only stops after the root filesystem and one
-# apt-get in it. --keep leaves the folder. The result goes to docs/clean_room.md.
+# everything together, about 30 minutes. --setup-only stops after the root filesystem, the
+# packages and one model in it. --keep leaves the folder. The result goes to docs/clean_room.md.
 #
 # The inside differs from a new Debian only by what it takes to reach the outside from here:
 # package mirror, proxy, pip settings and certificates of this machine.
@@ -117,14 +117,6 @@ in_room() {
 
 step clean_room_apt.log "apt-get update inside" in_room apt-get -q update ||
   die "the inside cannot reach the packages; see build/logs/clean_room_apt.log"
-if [ "$setup_only" = 1 ]; then
-  step clean_room_apt.log "apt-get install inside" \
-    in_room apt-get -q -y install --no-install-recommends make ||
-    die "apt-get install fails inside; see build/logs/clean_room_apt.log"
-  say "== the clean room works"
-  exit 0
-fi
-
 # timed LOG COMMAND...: runs it inside; every line is shown and logged with the seconds gone.
 # Returns COMMAND's exit status.
 timed() {
@@ -146,6 +138,12 @@ last_second() { tail -n 1 "$root/build/logs/$1" | awk '{print $1}'; }
 git clone -q --no-hardlinks "$root" "$inside/root/vericache"
 commit=$(git -C "$inside/root/vericache" rev-parse --short HEAD)
 packages_before=$(in_room dpkg-query -W | wc -l)
+if [ "$setup_only" = 1 ]; then
+  in_room scripts/install_deps.sh build fetch || die "packages cannot be installed inside"
+  in_room scripts/fetch_model.sh smollm2-135m || die "models cannot be fetched inside"
+  say "== the clean room works"
+  exit 0
+fi
 
 # What the demo prints as soon as the first question has its answers.
 first_answer_pattern='^ *[0-9]+ s +All [0-9]+ questions'
