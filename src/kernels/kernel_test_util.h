@@ -64,10 +64,10 @@ inline float ReferenceExp2(float t) {
   if (t < -125) return 0;
   const float n = std::nearbyint(t);
   const float f = t - n;
-  const float terms[] = {0x1.470b4ap-13f, 0x1.5f7276p-10f, 0x1.3b270ep-7f, 0x1.c6ae72p-5f,
-                         0x1.ebfbe2p-3f,  0x1.62e432p-1f,  1.0f};
+  const float terms[] = {0x1.5bba14p-10f, 0x1.3cea88p-7f, 0x1.c6b752p-5f,
+                         0x1.ebf9bcp-3f,  0x1.62e42ap-1f, 1.0f};
   float p = terms[0];
-  for (int i = 1; i < 7; ++i) p = std::fma(p, f, terms[i]);
+  for (int i = 1; i < 6; ++i) p = std::fma(p, f, terms[i]);
   return std::ldexp(p, static_cast<int>(n));
 }
 

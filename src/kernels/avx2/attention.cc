@@ -28,13 +28,6 @@ float* AlignTo64(float* p) {
   return reinterpret_cast<float*>((reinterpret_cast<uintptr_t>(p) + 63) & ~uintptr_t{63});
 }
 
-VC_NOINLINE void Scores(const BlockRows& b, F16Source k) {
-  const int64_t r = b.first_row;
-  const QkArgs args{b.head_dim, kLog2E, 64};
-  QkAllRows(b.num_rows - r, args, b.q + r * b.head_dim, k, (b.valid[b.num_rows - 1] + 15) / 16,
-            b.p + r * 64, b.copy);
-}
-
 // Softmax of any row, by plain loops: for edges, NaN and infinities.
 void SoftmaxAny(float* p, int64_t valid, float* max, float* lanes, float* acc, int64_t padded) {
   float new_max = *max;
@@ -73,12 +66,13 @@ VC_INLINE float MaxOfRow(const float* p, int64_t valid, float old_max) {
                              Set(old_max))) + 0.0f;
 }
 
-// Scores to probabilities, added to the sum lanes after scaling these by c.
+// Scores to probabilities, added to the sum lanes.
 template <bool kFull>
-VC_INLINE void ExponentialsOfRow(float* p, int64_t valid, float max, float c, float* lanes) {
-  Vec16 sum = Mul(Load(lanes), Set(c));
+VC_INLINE void ExponentialsOfRow(const Exp2NonPositiveNoNan& exp2, float* p, int64_t valid,
+                                 float max, float* lanes) {
+  Vec16 sum = Load(lanes);
   for (int64_t j = 0; j < 64; j += 16) {
-    Vec16 e = Exp2NonPositiveNoNan(Sub(ValidScores<kFull>(p, valid, j), Set(max)));
+    Vec16 e = exp2(Sub(ValidScores<kFull>(p, valid, j), Set(max)));
     if constexpr (!kFull) e = Select(FirstLanes(valid - j), e, Zero());  // + 0 changes no sum
     Store(e, p + j);
     sum = Add(sum, e);
@@ -86,39 +80,43 @@ VC_INLINE void ExponentialsOfRow(float* p, int64_t valid, float max, float c, fl
   Store(sum, lanes);
 }
 
-// Softmax of up to 16 rows from r on: first all maxima, then all factors, then all exponentials, so
-// that no loop waits for a long chain. `full`: all rows see all 64 keys.
+// Softmax of the rows of a tile, from r on: first all maxima, then all exponentials, so that neither
+// loop waits for a long chain. kFull: all rows see all 64 keys.
 template <bool kFull>
-VC_INLINE void SoftmaxRows(const BlockRows& b, int64_t r, int64_t rows) {
-  float max[16] = {};
-  float factor[16] = {};
+VC_NOINLINE void SoftmaxRows(const BlockRows& b, int64_t r, int64_t rows) {
+  float new_max[6];
   for (int64_t i = 0; i < rows; ++i) {
-    factor[i] = b.state.max[r + i];
-    max[i] = MaxOfRow<kFull>(b.p + (r + i) * 64, b.valid[r + i], factor[i]);
+    new_max[i] = MaxOfRow<kFull>(b.p + (r + i) * 64, b.valid[r + i], b.state.max[r + i]);
   }
-  Store(Exp2NonPositiveNoNan(Sub(Load(factor), Load(max))), factor);
+  const Exp2NonPositiveNoNan exp2;
   for (int64_t i = 0; i < rows; ++i) {
     float* p = b.p + (r + i) * 64;
+    float* max = b.state.max + r + i;
     float* lanes = b.state.sum + (r + i) * 16;
     float* acc = b.state.acc + (r + i) * b.padded;
     const int64_t valid = b.valid[r + i];
-    if (max[i] != max[i]) {
-      SoftmaxAny(p, valid, &b.state.max[r + i], lanes, acc, b.padded);
+    if (new_max[i] != new_max[i]) {
+      SoftmaxAny(p, valid, max, lanes, acc, b.padded);
       continue;
     }
-    ExponentialsOfRow<kFull>(p, valid, max[i], factor[i], lanes);
-    if (factor[i] == 1.0f) continue;
-    const Vec16 c = Set(factor[i]);
-    for (int64_t d = 0; d < b.padded; d += 16) Store(Mul(Load(acc + d), c), acc + d);
-    b.state.max[r + i] = max[i];
+    if (new_max[i] != *max) {  // else the factor is exactly 1
+      const Vec16 c = Set(Exp2NonPositive(*max - new_max[i]));
+      Store(Mul(Load(lanes), c), lanes);
+      for (int64_t d = 0; d < b.padded; d += 16) Store(Mul(Load(acc + d), c), acc + d);
+      *max = new_max[i];
+    }
+    ExponentialsOfRow<kFull>(exp2, p, valid, new_max[i], lanes);
   }
 }
 
-VC_NOINLINE void Softmax(const BlockRows& b) {
-  for (int64_t r = b.first_row; r < b.num_rows; r += 16) {
-    const int64_t rows = b.num_rows - r < 16 ? b.num_rows - r : 16;
-    b.valid[r] == 64 ? SoftmaxRows<true>(b, r, rows) : SoftmaxRows<false>(b, r, rows);
-  }
+VC_NOINLINE void Probabilities(const BlockRows& b, F16Source k) {
+  const int64_t first = b.first_row;
+  const int64_t num_groups = (b.valid[b.num_rows - 1] + 15) / 16;
+  QkAllRows(b.num_rows - first, {b.head_dim, kLog2E, 64}, b.q + first * b.head_dim, k, num_groups,
+            b.p + first * 64, b.copy, [&](int64_t r, int64_t rows) {
+              r += first;
+              b.valid[r] == 64 ? SoftmaxRows<true>(b, r, rows) : SoftmaxRows<false>(b, r, rows);
+            });
 }
 
 // Values of a block in which some row sees fewer keys than another: keys beyond a row's bound are
@@ -179,8 +177,7 @@ void AttendSegment(const FullKvView& kv, int kv_head, const AttnRows& rows, int6
     const uint16_t* k = kv.Head(first / 64, kv_head);
     const uint16_t* v = k + kv.shape.k_block_values();
     const bool last = first + 64 >= kv.num_tokens;
-    Scores(b, {k, v});
-    Softmax(b);
+    Probabilities(b, {k, v});
     Values(b, {v, last ? v : kv.Head(first / 64 + 1, kv_head)});
   }
 }

@@ -194,22 +194,29 @@ inline int64_t GroupsPerCopy(int64_t group_values) {
   return n < 2 ? 2 : n;
 }
 
-// All scores of `rows` rows over `groups` key groups held as f16, read and converted once.
-// copy: [2][head_dim][16].
-inline void QkAllRows(int64_t rows, const QkArgs& args, const float* q, F16Source k,
-                      int64_t groups, float* s, float* copy) {
+// All scores of `rows` rows over `groups` key groups held as f16, read and converted once. Calls
+// done(r, n) as soon as rows r to r + n - 1 (at most 6) are complete, while they are in L1.
+template <typename Done>
+VC_INLINE void QkAllRows(int64_t rows, const QkArgs& args, const float* q, F16Source k,
+                         int64_t groups, float* s, float* copy, Done done) {
   const int first = TileRows(rows);
-  if (first == rows) return QkRows(first, args, q, k, groups, s);
+  if (first == rows) {
+    QkRows(first, args, q, k, groups, s);
+    return done(int64_t{0}, first);
+  }
   const int64_t step = GroupsPerCopy(args.head_dim * 16);
   for (int64_t g = 0; g < groups; g += step) {
     const int64_t n = groups - g < step ? groups - g : step;
+    const bool complete = g + n == groups;
     const F16Source part = k.At(g * args.head_dim * 16);
     const F16CopyingSource source{part.data, part.ahead, copy};
     float* out = s + g * 16;
     first == 4 ? QkGroups<4, 1>(args, q, source, n, out) : QkGroups<6, 1>(args, q, source, n, out);
+    if (complete) done(int64_t{0}, first);
     for (int64_t r = first; r < rows;) {
       const int tile = TileRows(rows - r);
       QkRows(tile, args, q + r * args.head_dim, F32Source{copy}, n, out + r * args.lds);
+      if (complete) done(r, tile);
       r += tile;
     }
   }

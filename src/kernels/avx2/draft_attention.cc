@@ -75,7 +75,7 @@ void ScoreCopied(const Draft& a, int64_t key) {
 // Scores over `num_groups` groups of 16 keys in f16.
 void ScoreHalves(const Draft& a, const uint16_t* k, int64_t key, int64_t num_groups) {
   QkAllRows(a.num_heads, {a.head_dim, kLog2E, a.ldp}, a.q, F16Source{k, k}, num_groups, a.p + key,
-            a.copy);
+            a.copy, [](int64_t, int64_t) {});
 }
 
 void Scores(const Draft& a) {
@@ -113,8 +113,9 @@ float SoftmaxHead(float* p, int64_t num_keys) {
     }
     return 1.0f / LaneTree(lanes);
   }
+  const Exp2NonPositiveNoNan exp2;
   for (int64_t j = 0; j < num_keys; j += 16) {
-    const Vec16 e = Exp2NonPositiveNoNan(Sub(Load(p + j), Set(max)));
+    const Vec16 e = exp2(Sub(Load(p + j), Set(max)));
     Store(e, p + j);
     sum = Add(sum, e);
   }

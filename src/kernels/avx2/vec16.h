@@ -171,25 +171,40 @@ VC_INLINE Vec16 Exp(Vec16 x) {
   return Select(Less(Set(88.0f), x), Set(__builtin_inff()), y);
 }
 
-// The contract's exp2 for t <= 0. REQUIRES: no lane is NaN (then an integer addition may scale).
-VC_INLINE Vec16 Exp2NonPositiveNoNan(Vec16 t) {
-  // Adding 1.5 * 2^23 rounds to an integer, half to even, and leaves it in the low bits.
-  const Vec16 magic = Set(0x1.8p23f);
-  const Vec16 k = Add(t, magic);
-  const Vec16 f = Sub(t, Sub(k, magic));
-  Vec16 p = Set(0x1.470b4ap-13f);
-  p = Fma(p, f, Set(0x1.5f7276p-10f));
-  p = Fma(p, f, Set(0x1.3b270ep-7f));
-  p = Fma(p, f, Set(0x1.c6ae72p-5f));
-  p = Fma(p, f, Set(0x1.ebfbe2p-3f));
-  p = Fma(p, f, Set(0x1.62e432p-1f));
-  p = Fma(p, f, Set(1.0f));
-  const __m256i lo = _mm256_slli_epi32(_mm256_castps_si256(k.lo), 23);
-  const __m256i hi = _mm256_slli_epi32(_mm256_castps_si256(k.hi), 23);
-  const Vec16 y = {_mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(p.lo), lo)),
-                   _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(p.hi), hi))};
-  return ZeroWhere(Less(t, Set(-125.0f)), y);
+// A constant that the compiler must keep in a register: left to itself, gcc folds a load of it into
+// every operation, and loads, not FMAs, then bound the softmax.
+VC_INLINE Vec16 InRegister(float x) {
+  __m256 v = _mm256_set1_ps(x);
+  asm("" : "+x"(v));
+  return {v, v};
 }
+
+// The contract's exp2 for t <= 0. REQUIRES: no lane is NaN (then an integer addition may scale).
+struct Exp2NonPositiveNoNan {
+  // Adding 1.5 * 2^23 rounds to an integer, half to even, and leaves it in the low bits.
+  Vec16 magic = InRegister(0x1.8p23f);
+  Vec16 c5 = InRegister(0x1.5bba14p-10f);
+  Vec16 c4 = InRegister(0x1.3cea88p-7f);
+  Vec16 c3 = InRegister(0x1.c6b752p-5f);
+  Vec16 c2 = InRegister(0x1.ebf9bcp-3f);
+  Vec16 c1 = InRegister(0x1.62e42ap-1f);
+  Vec16 c0 = InRegister(1.0f);
+
+  VC_INLINE Vec16 operator()(Vec16 t) const {
+    const Vec16 k = Add(t, magic);
+    const Vec16 f = Sub(t, Sub(k, magic));
+    Vec16 p = Fma(c5, f, c4);
+    p = Fma(p, f, c3);
+    p = Fma(p, f, c2);
+    p = Fma(p, f, c1);
+    p = Fma(p, f, c0);
+    const __m256i lo = _mm256_slli_epi32(_mm256_castps_si256(k.lo), 23);
+    const __m256i hi = _mm256_slli_epi32(_mm256_castps_si256(k.hi), 23);
+    const Vec16 y = {_mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(p.lo), lo)),
+                     _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(p.hi), hi))};
+    return ZeroWhere(Less(t, Set(-125.0f)), y);
+  }
+};
 
 }  // namespace
 }  // namespace vericache::VC_KERNEL_NS

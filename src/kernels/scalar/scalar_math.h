@@ -40,12 +40,11 @@ inline float Exp2NonPositive(float t) {
   if (t < -125.0f) return 0.0f;
   const float n = __builtin_rintf(t);
   const float f = t - n;
-  float p = 0x1.470b4ap-13f;
-  p = __builtin_fmaf(p, f, 0x1.5f7276p-10f);
-  p = __builtin_fmaf(p, f, 0x1.3b270ep-7f);
-  p = __builtin_fmaf(p, f, 0x1.c6ae72p-5f);
-  p = __builtin_fmaf(p, f, 0x1.ebfbe2p-3f);
-  p = __builtin_fmaf(p, f, 0x1.62e432p-1f);
+  float p = 0x1.5bba14p-10f;
+  p = __builtin_fmaf(p, f, 0x1.3cea88p-7f);
+  p = __builtin_fmaf(p, f, 0x1.c6b752p-5f);
+  p = __builtin_fmaf(p, f, 0x1.ebf9bcp-3f);
+  p = __builtin_fmaf(p, f, 0x1.62e42ap-1f);
   p = __builtin_fmaf(p, f, 1.0f);
   return p * Pow2(n);
 }
