@@ -119,7 +119,8 @@ absl::Status BpeVocab::ReadTokens(const std::vector<std::string_view>& texts, Te
     std::optional<std::string> bytes;
     if (types_[i] == TokenType::kNormal || types_[i] == TokenType::kByte)
       bytes = BytesOfAlphabetText(text);
-    bytes_.append(bytes.has_value() ? *bytes : text);
+    const std::string_view raw = bytes.has_value() ? *bytes : text;
+    bytes_.insert(bytes_.end(), raw.begin(), raw.end());
     begins_.push_back(bytes_.size());
   }
   for (int byte = 0; byte < 256; ++byte) {

@@ -29,8 +29,12 @@ struct BpeMerge {
   TokenId result;
 };
 
+// Move-only: an index holds views into the token bytes.
 class BpeVocab {
  public:
+  BpeVocab(BpeVocab&&) = default;
+  BpeVocab& operator=(BpeVocab&&) = default;
+
   // ERRORS: kInvalidArgument: a table is absent or of wrong type, length or range.
   static absl::StatusOr<BpeVocab> Read(const GgufFile& file);
 
@@ -39,7 +43,7 @@ class BpeVocab {
   // REQUIRES for both: Contains(id).
   TokenType type(TokenId id) const { return types_[id]; }
   std::string_view bytes(TokenId id) const {
-    return std::string_view(bytes_).substr(begins_[id], begins_[id + 1] - begins_[id]);
+    return {bytes_.data() + begins_[id], begins_[id + 1] - begins_[id]};
   }
 
   // The token of one byte; -1 where the vocabulary has none (SmolLM2 lacks U+0004, for one).
@@ -57,6 +61,7 @@ class BpeVocab {
   const std::string& tables_digest() const { return tables_digest_; }
 
  private:
+  BpeVocab() = default;
   using TextIndex = absl::flat_hash_map<std::string_view, TokenId>;
 
   absl::Status ReadTokens(const std::vector<std::string_view>& texts, TextIndex* by_text);
@@ -67,7 +72,7 @@ class BpeVocab {
   void ComputeDigest(const std::vector<std::string_view>& texts,
                      const std::vector<std::string_view>& merges);
 
-  std::string bytes_;           // of all tokens, joined
+  std::vector<char> bytes_;     // of all tokens, joined; no std::string, whose short text moves
   std::vector<size_t> begins_;  // [size() + 1] into bytes_
   std::vector<TokenType> types_;
   std::array<TokenId, 256> byte_tokens_{};
