@@ -13,6 +13,7 @@ import json
 import os
 import pathlib
 import re
+import shutil
 import statistics
 import struct
 import subprocess
@@ -95,6 +96,7 @@ class Peer:
         return answer
 
     def open(self, n_ctx):
+        self.at = None
         self.ask(op="open", n_ctx=n_ctx, flash_attn=self.flash)
 
     def measure(self, prompt, n, fresh):
@@ -107,7 +109,7 @@ class Peer:
         answer = self.ask(op="decode", token=self.at[1], pos=len(prompt.ids), n=n)
         if len(answer["tokens"]) != n + 1:
             die(f"{self.label} decoded {len(answer['tokens']) - 1} tokens, not {n}")
-        result |= {"tokens": answer["tokens"][:n], "decode_tok_s": n / answer["seconds"]}
+        result |= {"tokens": answer["tokens"], "decode_tok_s": n / answer["seconds"]}
         return result
 
     def close(self):
@@ -126,45 +128,61 @@ class Ours:
         pass
 
     def measure(self, prompt, n, fresh):
-        del fresh  # each process prefills
+        """n forward passes after the token that the prefill gives: n + 1 tokens.
+
+        Without a draft and not fresh, the prompt's KV is taken from a session made before.
+        """
+        session = prompt.path.with_suffix(".session") if self.draft == "off" else None
         with tempfile.TemporaryDirectory() as folder:
-            receipt = pathlib.Path(folder, "receipt.json")
-            command = [self.binary, "run", "-m", self.model, "--raw", "-f", prompt.path, "-n", n]
-            command += ["--threads", self.threads, "--json", "--receipt", receipt]
+            receipt, copy = pathlib.Path(folder, "receipt.json"), pathlib.Path(folder, "session")
+            if session and session.is_file() and not fresh:
+                shutil.copyfile(session, copy)
+            command = [self.binary, "run", "-m", self.model, "--raw", "-f", prompt.path]
+            command += ["-n", n + 1, "--threads", self.threads, "--json", "--receipt", receipt]
             command += ["--draft", self.draft] if self.draft != "default" else []
+            command += ["--session", copy] if session and prompt.is_long else []
             command = [str(word) for word in command]
             done = subprocess.run(command, check=False, capture_output=True, text=True)
             if done.returncode != 0:
-                die(
-                    f"{' '.join(command)} ended with {done.returncode}: "
-                    f"{done.stderr.strip()[-400:]}"
-                )
+                what = f"{' '.join(command)} ended with {done.returncode}"
+                die(f"{what}: {done.stderr.strip()[-400:]}")
+            if session and copy.is_file() and not session.is_file():
+                shutil.move(copy, session)
             answer = json.loads(done.stdout)
             prompt_ids = json.loads(receipt.read_text())["prompt_token_ids"]
-        usage, stats = answer["usage"], answer["stats"]
+        self.check(prompt, n, answer, prompt_ids)
+        return self.result(prompt_ids, answer)
+
+    def check(self, prompt, n, answer, prompt_ids):
+        usage = answer["usage"]
         if prompt_ids != prompt.ids:
             die(
                 f"{self.label} read the prompt as other tokens than its peers ({len(prompt_ids)} "
                 f"and {len(prompt.ids)}): unequal work, no time"
             )
-        if usage["completion_tokens"] != n or answer["finish_reason"] != "length":
+        if usage["completion_tokens"] != n + 1 or answer["finish_reason"] != "length":
             die(
-                f"{self.label} stopped after {usage['completion_tokens']} of {n} tokens "
+                f"{self.label} stopped after {usage['completion_tokens']} of {n + 1} tokens "
                 f"({answer['finish_reason']}): unequal work, no time; take another --file"
             )
-        if usage.get("cached_tokens", 0):
+        if self.draft == "off" and answer["stats"]["rounds"] != n:
+            die(f"{self.label} made {answer['stats']['rounds']} passes, not {n}: no time")
+        if usage.get("cached_tokens", 0) not in (0, len(prompt_ids) - 1):
             die(f"{self.label} found {usage['cached_tokens']} tokens of the prompt in a cache")
-        seconds = stats["draft_s"] + stats["verify_s"]
-        passes = stats["rounds"] if self.draft == "off" else n  # a plain round is one token
-        return {
+
+    def result(self, prompt_ids, answer):
+        stats = answer["stats"]
+        result = {
             "prompt_tokens": len(prompt_ids),
             "prompt_token_sha256": token_hash(prompt_ids),
             "tokens": answer["token_ids"],
             "logits_hash": answer["logits_hash"],
-            "prefill_tok_s": len(prompt_ids) / stats["prefill_s"],
-            "decode_tok_s": passes / seconds,
+            "decode_tok_s": (len(answer["token_ids"]) - 1) / (stats["draft_s"] + stats["verify_s"]),
             "stats": stats,
         }
+        if not answer["usage"].get("cached_tokens", 0):
+            result["prefill_tok_s"] = len(prompt_ids) / stats["prefill_s"]
+        return result
 
     def close(self):
         pass
@@ -173,7 +191,8 @@ class Ours:
 class Prompt:
     """The longest beginning of the text, of at most `size` tokens, that tokenises to itself."""
 
-    def __init__(self, peer, ids, size, folder):
+    def __init__(self, peer, ids, size, is_long, folder):
+        self.is_long = is_long  # worth keeping its KV between repeats
         for n in range(min(size, len(ids)), max(size - MARGIN, 0), -1):
             text = peer.ask(op="detokenize", ids=ids[:n])["text"]
             if peer.ask(op="tokenize", text=text)["ids"] == ids[:n]:
@@ -311,6 +330,23 @@ def engines_of(args, model):
     return engines
 
 
+def measure(args, engines, report, prompt):
+    depth = len(prompt.ids)
+    for engine in engines:
+        engine.open(depth + args.decode + 1)
+    for repeat in range(args.deep_repeats if prompt.is_long else args.repeats):
+        turn = repeat % len(engines)  # nobody is always first
+        results = {}
+        for engine in engines[turn:] + engines[:turn]:
+            print(f"  {depth} tokens, run {repeat + 1}: {engine.label}", file=sys.stderr)
+            fresh = repeat == 0 or not prompt.is_long
+            results[engine.label] = engine.measure(prompt, args.decode, fresh)
+        if not args.no_ours:
+            check_equal(results)
+        for engine in engines:
+            report.add(engine, depth, repeat, results[engine.label])
+
+
 def main():
     args = parse_args()
     model = find_model(args.model)
@@ -318,26 +354,13 @@ def main():
     engines = engines_of(args, model)
     peer = next(e for e in engines if isinstance(e, Peer))
     print(f"{model.name}, {args.threads} threads, {report.common['cpu']}")
-    print(f"{peer.label}: {peer.info['version']}: {peer.info['system_info']}")
+    print(f"{peer.label}: {peer.info['version']}: {peer.info['system_info']}", flush=True)
+    ids = peer.ask(op="tokenize", text=args.file.read_text(encoding="utf-8"))["ids"]
+    limit = peer.info["context"] - args.decode - 2
+    sizes = [args.prefill] + [min(int(d), limit) for d in args.depths.split(",") if d]
     with tempfile.TemporaryDirectory() as folder:
-        ids = peer.ask(op="tokenize", text=args.file.read_text(encoding="utf-8"))["ids"]
-        limit = peer.info["context"] - args.decode - 1
-        sizes = [args.prefill] + [min(int(d), limit) for d in args.depths.split(",") if d]
-        for index, prompt in enumerate(Prompt(peer, ids, size, folder) for size in sizes):
-            depth = len(prompt.ids)
-            for engine in engines:
-                engine.open(depth + args.decode + 1)
-            for repeat in range(args.repeats if index == 0 else args.deep_repeats):
-                turn = repeat % len(engines)  # nobody is always first
-                results = {}
-                for engine in engines[turn:] + engines[:turn]:
-                    result = engine.measure(prompt, args.decode, fresh=index == 0 or repeat == 0)
-                    results[engine.label] = result
-                    print(f"  {depth} tokens, run {repeat + 1}: {engine.label}", file=sys.stderr)
-                if not args.no_ours:
-                    check_equal(results)
-                for engine in engines:
-                    report.add(engine, depth, repeat, results[engine.label])
+        for index, size in enumerate(sizes):
+            measure(args, engines, report, Prompt(peer, ids, size, index > 0, folder))
     for engine in engines:
         engine.close()
     report.show()

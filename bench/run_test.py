@@ -34,8 +34,12 @@ tokens = [5] * n
 if fault == "token" and draft != "off":
     tokens[3] = 6
 json.dump({{"prompt_token_ids": ids}}, open(value("--receipt"), "w"))
-stats = {{"rounds": n, "prefill_s": 0.25, "draft_s": 0.0, "verify_s": 0.5}}
+stats = {{"rounds": n - 1, "prefill_s": 0.25, "draft_s": 0.0, "verify_s": 0.5}}
 usage = {{"prompt_tokens": len(ids), "completion_tokens": n}}
+if "--session" in a:  # the KV of the prompt is kept there
+    import os
+    usage["cached_tokens"] = len(ids) - 1 if os.path.exists(value("--session")) else 0
+    open(value("--session"), "w").write("KV")
 if fault == "crash":
     sys.exit("vericache: no such model")
 print(json.dumps({{"usage": usage, "stats": stats, "token_ids": tokens, "finish_reason": "length",
@@ -56,7 +60,7 @@ class RefusesUnequalWork(unittest.TestCase):
             done = subprocess.run(
                 [sys.executable, str(HERE / "run.py"), "-m", str(folder / "m.gguf")]
                 + ["-f", str(folder / "text.txt"), "--prefill", "20", "--depths", "50"]
-                + ["--decode", "8", "--repeats", "2", "--deep-repeats", "1"]
+                + ["--decode", "8", "--repeats", "2", "--deep-repeats", "2"]
                 + ["--peer-python", str(folder / "peer"), "--results", str(folder / "results")]
                 + ["--vericache", str(folder / "vericache")],
                 check=False,
@@ -74,7 +78,9 @@ class RefusesUnequalWork(unittest.TestCase):
         done, records = self.run_bench("none")
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertIn("decode after 20 tokens", done.stdout)
-        self.assertEqual(len(records), (2 + 1) * 4)  # 4 engines; 2 short runs, 1 deep one
+        self.assertEqual(len(records), (2 + 2) * 4)  # 4 engines; 2 short runs, 2 deep ones
+        deep = [r for r in records if r["depth"] == 50 and r["engine"] == "vericache, draft off"]
+        self.assertEqual(["prefill_tok_s" in r for r in deep], [True, False])
         ours = next(r for r in records if r["engine"] == "vericache, draft off")
         self.assertEqual((ours["prefill_tok_s"], ours["decode_tok_s"]), (80.0, 16.0))
         for key in ("commit", "cpu", "compiler", "model_sha256", "seed", "token_sha256"):
@@ -83,7 +89,7 @@ class RefusesUnequalWork(unittest.TestCase):
     def test_faults_give_no_number(self):
         words = {
             "prompt": "other tokens",
-            "short": "stopped after 7 of 8",
+            "short": "stopped after 8 of 9",
             "token": "first difference at token 3",
             "logits": "is not what the full KV gives",
             "crash": "no such model",
