@@ -14,8 +14,8 @@ std::string HashOfIds(absl::Span<const int32_t> ids) {
 
 absl::Status CheckReceipt(const Receipt& receipt, const std::string& digest) {
   if (receipt.contract != kContractId)
-    return absl::FailedPreconditionError(StrCat(
-        "the receipt was made under \"", receipt.contract, "\", this build computes ", kContractId));
+    return absl::FailedPreconditionError(StrCat("the receipt was made under \"", receipt.contract,
+                                                "\", this build computes ", kContractId));
   if (receipt.model_sha256 != digest)
     return absl::FailedPreconditionError(
         StrCat("the receipt names a model with SHA-256 ", receipt.model_sha256,

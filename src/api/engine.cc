@@ -1,4 +1,5 @@
-// Loading: file, kernels, weights, tokenizer, template, in the order in which they can fail cheaply.
+// Loading: file, kernels, weights, tokenizer, template, in the order in which they can fail
+// cheaply.
 #include "vericache/engine.h"
 
 #include <algorithm>
@@ -57,6 +58,10 @@ absl::StatusOr<std::unique_ptr<Engine>> Engine::Load(const EngineOptions& option
   VC_ASSIGN_OR_RETURN(std::shared_ptr<const GgufFile> file, GgufFile::Open(options.model_path));
   VC_ASSIGN_OR_RETURN(const ModelConfig config, ReadModelConfig(*file));
   VC_ASSIGN_OR_RETURN(impl.tokenizer, Tokenizer::Create(*file));
+  if (impl.tokenizer->vocab_size() > config.vocab_size)
+    return absl::InvalidArgumentError(
+        StrCat(options.model_path, ": the tokenizer has ", impl.tokenizer->vocab_size(),
+               " tokens, but token_embd.weight has ", config.vocab_size, " rows"));
   impl.pool = std::make_unique<ThreadPool>(options.num_threads > 0 ? options.num_threads
                                                                    : DefaultNumThreads());
   VC_ASSIGN_OR_RETURN(impl.model, Model::Load(file, kernels, impl.pool.get(), options.on_load));

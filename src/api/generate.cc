@@ -5,6 +5,7 @@
 #include "base/text.h"
 #include "api/engine_impl.h"
 #include "base/status_macros.h"
+#include "tokenizer/special_guard.h"
 
 namespace vericache {
 namespace {
@@ -99,10 +100,12 @@ absl::StatusOr<std::vector<TokenId>> Engine::Impl::PromptTokens(const Request& r
     return absl::FailedPreconditionError(
         "the model file has no chat template: give a raw prompt instead of messages");
   ChatRequest chat;
-  chat.messages_json = request.messages_json;
+  VC_ASSIGN_OR_RETURN(const GuardedMessages guarded,
+                      GuardSpecialText(request.messages_json, *tokenizer));
+  chat.messages_json = guarded.json;
   chat.tools_json = request.tools_json;
   VC_ASSIGN_OR_RETURN(const std::string text, chat_template->Render(chat));
-  return tokenizer->Encode(text, SpecialText::kAsToken);
+  return tokenizer->EncodeTemplated(text, guarded.guard);
 }
 
 PrefillOptions Engine::Impl::MakePrefillOptions(const Callbacks& callbacks) const {

@@ -63,7 +63,8 @@ ModelInfo DescribeModel(const GgufFile& file, const ModelConfig& config) {
   info.file_bytes = file.file_bytes();
   info.kv_bytes_per_token = config.kv_shape().bytes_per_token();
   info.has_chat_template = file.FindValue("tokenizer.chat_template") != nullptr;
-  for (const auto& [key, value] : file.metadata()) info.metadata.emplace_back(key, Printable(value));
+  for (const auto& [key, value] : file.metadata())
+    info.metadata.emplace_back(key, Printable(value));
   for (const GgufTensor& tensor : file.tensors())
     info.tensors.push_back({tensor.name, InfoOf(tensor.type).name, tensor.dims, tensor.num_bytes});
   return info;

@@ -56,6 +56,31 @@ BpeTokenizer::BpeTokenizer(BpeVocab vocab, std::unique_ptr<PreTokenizer> pre_tok
 
 absl::StatusOr<std::vector<TokenId>> BpeTokenizer::Encode(std::string_view text,
                                                           SpecialText special) const {
+  return EncodeWith(special == SpecialText::kAsToken ? all_special_ : user_defined_, text, "");
+}
+
+absl::StatusOr<std::vector<TokenId>> BpeTokenizer::EncodeTemplated(std::string_view text,
+                                                                   std::string_view guard) const {
+  return EncodeWith(all_special_, text, guard);
+}
+
+std::string BpeTokenizer::BreakSpecialText(std::string_view text, std::string_view guard) const {
+  std::string broken;
+  all_special_.Split(text, [&](std::string_view part, TokenId id) {
+    if (id < 0 || !IsControl(id)) {
+      broken += part;
+      return;
+    }
+    size_t first = 1;  // bytes of the first character
+    while (first < part.size() && (part[first] & 0xC0) == 0x80) ++first;
+    broken.append(part.substr(0, first)).append(guard).append(part.substr(first));
+  });
+  return broken;
+}
+
+absl::StatusOr<std::vector<TokenId>> BpeTokenizer::EncodeWith(const SpecialSplitter& splitter,
+                                                              std::string_view text,
+                                                              std::string_view guard) const {
   if (const size_t bad = FindInvalidUtf8(text); bad != std::string_view::npos)
     return absl::InvalidArgumentError(absl::StrCat("the text is not UTF-8 at byte ", bad));
   // Positions within a piece are 32 bits wide; NFC at most triples a text.
@@ -80,11 +105,17 @@ absl::StatusOr<std::vector<TokenId>> BpeTokenizer::Encode(std::string_view text,
       ids.push_back(special_id);
       return;
     }
+    std::string unguarded;
+    if (!guard.empty() && part.find(guard) != part.npos) {
+      for (size_t at; (at = part.find(guard)) != part.npos; part.remove_prefix(at + guard.size()))
+        unguarded += part.substr(0, at);
+      unguarded += part;
+      part = unguarded;
+    }
     std::optional<std::string> nfc;
     if (pre_tokenizer_->kind().normalizes_nfc) nfc = ToNfc(part);
     status.Update(pre_tokenizer_->ForEachPiece(nfc.has_value() ? *nfc : part, encode_piece));
   };
-  const SpecialSplitter& splitter = special == SpecialText::kAsToken ? all_special_ : user_defined_;
   splitter.Split(text, encode_part);
   if (!status.ok()) return status;
   return ids;

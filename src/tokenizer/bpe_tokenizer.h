@@ -18,6 +18,9 @@ class BpeTokenizer final : public Tokenizer {
 
   absl::StatusOr<std::vector<TokenId>> Encode(std::string_view text,
                                               SpecialText special) const override;
+  absl::StatusOr<std::vector<TokenId>> EncodeTemplated(std::string_view text,
+                                                       std::string_view guard) const override;
+  std::string BreakSpecialText(std::string_view text, std::string_view guard) const override;
   std::string_view TokenBytes(TokenId id) const override;
   bool IsControl(TokenId id) const override;
   bool IsEndOfGeneration(TokenId id) const override;
@@ -29,6 +32,11 @@ class BpeTokenizer final : public Tokenizer {
 
  private:
   BpeTokenizer(BpeVocab vocab, std::unique_ptr<PreTokenizer> pre_tokenizer, bool add_bos);
+
+  // Ids of `text` split by `splitter`; `guard` ("" for none) is removed from ordinary text.
+  absl::StatusOr<std::vector<TokenId>> EncodeWith(const SpecialSplitter& splitter,
+                                                  std::string_view text,
+                                                  std::string_view guard) const;
 
   BpeVocab vocab_;
   std::unique_ptr<PreTokenizer> pre_tokenizer_;

@@ -33,6 +33,12 @@ class Tokenizer {
   // No BOS is added. ERRORS: kInvalidArgument if `text` is not UTF-8 (names the byte offset).
   virtual absl::StatusOr<std::vector<TokenId>> Encode(std::string_view text,
                                                       SpecialText special) const = 0;
+  // Encode(kAsToken) of a rendered chat template in which `guard` breaks up special-token text that
+  // users typed (special_guard.h): every guard is removed after special tokens have been found.
+  virtual absl::StatusOr<std::vector<TokenId>> EncodeTemplated(std::string_view text,
+                                                               std::string_view guard) const = 0;
+  // `text` with `guard` put after the first character of every control token written out in it.
+  virtual std::string BreakSpecialText(std::string_view text, std::string_view guard) const = 0;
   // Raw bytes of one token; special tokens give their text. Empty for ids out of range.
   virtual std::string_view TokenBytes(TokenId id) const = 0;
   // Bytes of all tokens, joined; may end inside a UTF-8 character. Control tokens are left out

@@ -31,6 +31,7 @@ std::vector<TinyModelOptions> Models() {
   models[0].type = TensorType::kQ4_K;
   models[0].down_type = TensorType::kQ6_K;
   models[0].architecture = "qwen2";
+  models[0].head_dim = 64;  // K-quants want 256 columns in attn_output too
   models[1].type = TensorType::kQ5_0;
   models[1].down_type = TensorType::kQ8_0;
   models[1].num_heads = 7;

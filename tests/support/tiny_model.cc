@@ -1,6 +1,7 @@
 #include "tests/support/tiny_model.h"
 
 #include <cmath>
+#include <cstdio>
 #include <cstring>
 #include <vector>
 
@@ -145,6 +146,7 @@ std::shared_ptr<const GgufFile> OpenBytes(std::string bytes) {
   auto owned = std::make_shared<std::string>(std::move(bytes));
   auto file = GgufFile::FromMemory(
       absl::MakeConstSpan(reinterpret_cast<const uint8_t*>(owned->data()), owned->size()), "tiny");
+  if (!file.ok()) std::fprintf(stderr, "%s\n", file.status().ToString().c_str());
   VC_CHECK(file.ok());
   std::shared_ptr<GgufFile> shared = std::move(*file);
   return std::shared_ptr<const GgufFile>(shared.get(), [owned, shared](const GgufFile*) {});
