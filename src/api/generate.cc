@@ -202,7 +202,8 @@ void Engine::Impl::Store(Sequence* s, Session* session) const {
   state.full = std::move(s->full);
   state.draft_spec = s->spec.ToString();
   state.draft.reset();
-  if (s->draft.has_value()) {
+  // A draft that stopped short of the full KV (no token was wanted) is of no use later.
+  if (s->draft.has_value() && s->draft->num_tokens() == s->full.num_tokens()) {
     s->draft->Rollback();
     state.draft.emplace(std::move(*s->draft));
   }
