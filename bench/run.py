@@ -20,7 +20,10 @@ import subprocess
 import sys
 import tempfile
 
+import quiet
+
 ROOT = pathlib.Path(__file__).resolve().parent.parent
+BUSY = 0.1  # share of all cores in other hands above which no ratio is trusted
 MARGIN = 16  # tokens a prompt may be shorter than asked, for the cut to survive tokenising again
 
 
@@ -245,6 +248,7 @@ class Report:
         args.results.mkdir(parents=True, exist_ok=True)
         self.path = args.results / name
         self.rates = {}
+        self.busiest = 0.0
 
     def add(self, engine, depth, repeat, result):
         record = self.common | {"engine": engine.label, "depth": depth, "repeat": repeat}
@@ -252,6 +256,7 @@ class Report:
             record |= {"engine_version": engine.info["version"]}
             record |= {"engine_system_info": engine.info["system_info"]}
         record |= {"token_sha256": token_hash(result["tokens"]), "load": os.getloadavg()[0]}
+        self.busiest = max(self.busiest, result["others_cpu_share"])
         record |= {k: v for k, v in result.items() if k != "tokens"}
         with open(self.path, "a") as f:
             f.write(json.dumps(record) + "\n")
@@ -270,6 +275,11 @@ class Report:
             for label, values in rates.items():
                 ratio = f"{statistics.median(values) / max(peers):5.2f}x" if peers else ""
                 print(f"  {label:32} {spread(values):32} {ratio}")
+        if self.busiest > BUSY:
+            print(
+                f"\nOther work took up to {self.busiest:.0%} of the CPU: the peers wait by spinning "
+                "and lose most, so no ratio above means anything."
+            )
         print(f"\nrecords: {self.path}")
 
 
@@ -301,6 +311,7 @@ def parse_args():
     parser.add_argument("--drafts", default="off,default", help="';' or ',' between draft specs")
     parser.add_argument("--peer-python", help="a Python that has llama_cpp; none: no peer")
     parser.add_argument("--ik-python", help="a Python that has ik_llama_cpp")
+    parser.add_argument("--busy-ok", action="store_true", help="measure on a busy machine too")
     parser.add_argument("--no-ours", action="store_true", help="the peers alone")
     parser.add_argument("--vericache", type=pathlib.Path, default=ROOT / "build/release/vericache")
     parser.add_argument("--results", type=pathlib.Path, default=ROOT / "bench/results")
@@ -332,6 +343,7 @@ def engines_of(args, model):
 
 def measure(args, engines, report, prompt):
     depth = len(prompt.ids)
+    workers = [e.process.pid for e in engines if isinstance(e, Peer)]
     for engine in engines:
         engine.open(depth + args.decode + 1)
     for repeat in range(args.deep_repeats if prompt.is_long else args.repeats):
@@ -340,7 +352,9 @@ def measure(args, engines, report, prompt):
         for engine in engines[turn:] + engines[:turn]:
             print(f"  {depth} tokens, run {repeat + 1}: {engine.label}", file=sys.stderr)
             fresh = repeat == 0 or not prompt.is_long
-            results[engine.label] = engine.measure(prompt, args.decode, fresh)
+            others = quiet.Others(workers)
+            result = engine.measure(prompt, args.decode, fresh)
+            results[engine.label] = result | {"others_cpu_share": round(others.share(), 3)}
         if not args.no_ours:
             check_equal(results)
         for engine in engines:
@@ -349,6 +363,9 @@ def measure(args, engines, report, prompt):
 
 def main():
     args = parse_args()
+    share = quiet.share_now()
+    if share > BUSY and not args.busy_ok:
+        die(f"other work takes {share:.0%} of the CPU: wait for it to end, or add --busy-ok")
     model = find_model(args.model)
     report = Report(args, model, sha256_file(model))
     engines = engines_of(args, model)
