@@ -277,8 +277,8 @@ class Report:
                 print(f"  {label:32} {spread(values):32} {ratio}")
         if self.busiest > BUSY:
             print(
-                f"\nOther work took up to {self.busiest:.0%} of the CPU: the peers wait by spinning "
-                "and lose most, so no ratio above means anything."
+                f"\nOther work took up to {self.busiest:.0%} of the CPU: the peers wait by "
+                "spinning and lose most, so no ratio above means anything."
             )
         print(f"\nrecords: {self.path}")
 
