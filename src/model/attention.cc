@@ -5,9 +5,22 @@
 #include <cstring>
 
 #include "base/check.h"
+#include "base/fp_env.h"
 #include "base/types.h"
 
 namespace vericache {
+namespace {
+
+// 1 / sqrt(head_dim) in fp32, whatever rounding mode the caller is in. The volatiles keep the
+// compiler from moving the arithmetic out of the mode's scope.
+float QueryScale(int head_dim) {
+  const ScopedFpEnv fp_env;
+  const volatile float n = static_cast<float>(head_dim);
+  const volatile float scale = 1.0f / std::sqrt(n);
+  return scale;
+}
+
+}  // namespace
 
 Attention::Attention(const ModelConfig& config, const KernelTable* kernels, ThreadPool* pool)
     : config_(config),
@@ -15,7 +28,7 @@ Attention::Attention(const ModelConfig& config, const KernelTable* kernels, Thre
       pool_(pool),
       heads_per_kv_(config.heads_per_kv_head()),
       padded_dim_(config.kv_shape().padded_head_dim()),
-      q_scale_(1.0f / std::sqrt(static_cast<float>(config.head_dim))),
+      q_scale_(QueryScale(config.head_dim)),
       scratch_(pool->num_threads()) {
   for (Scratch& s : scratch_) {
     s.q.Resize(kMaxAttnRows * config.head_dim);

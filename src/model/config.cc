@@ -4,8 +4,9 @@
 #include <cmath>
 #include <string_view>
 
-#include "base/text.h"
 #include "base/status_macros.h"
+#include "base/text.h"
+#include "kernels/kernels.h"
 
 namespace vericache {
 namespace {
@@ -52,28 +53,40 @@ class Keys {
   std::string_view arch_;
 };
 
+// A factor without a type means linear, and old files call the factor rope.scale_linear.
+absl::Status ReadRopeScaling(const GgufFile& file, const Keys& keys, ModelConfig* config) {
+  const std::string type_key = keys.Name("rope.scaling.type");
+  std::string factor_key = keys.Name("rope.scaling.factor");
+  const std::string old_factor_key = keys.Name("rope.scale_linear");
+  if (file.FindValue(factor_key) == nullptr && file.FindValue(old_factor_key) != nullptr)
+    factor_key = old_factor_key;
+  std::string_view type = file.FindValue(factor_key) != nullptr ? "linear" : "none";
+  if (file.FindValue(type_key) != nullptr) {
+    VC_ASSIGN_OR_RETURN(type, file.GetString(type_key));
+  }
+  if (type == "none") return absl::OkStatus();
+  if (type != "linear")
+    return keys.Refuse("rope.scaling.type", StrCat("rope scaling \"", type, "\""));
+  VC_ASSIGN_OR_RETURN(config->rope_scale, file.GetFloat(factor_key));
+  if (!(config->rope_scale >= 1) || !std::isfinite(config->rope_scale))
+    return absl::InvalidArgumentError(
+        StrCat(file.path(), ": ", factor_key, " is ", config->rope_scale,
+               ", expected a number of at least 1"));
+  return absl::OkStatus();
+}
+
 absl::Status ReadRope(const GgufFile& file, const Keys& keys, ModelConfig* config) {
   VC_ASSIGN_OR_RETURN(config->rope_theta,
                       file.GetFloatOr(keys.Name("rope.freq_base"), 10000.0));
-  if (!(config->rope_theta > 0) || !std::isfinite(config->rope_theta))
+  // Below 1 frequencies would grow and angles leave the range of ContractSinCos.
+  if (!(config->rope_theta >= 1) || !std::isfinite(config->rope_theta))
     return absl::InvalidArgumentError(
-        StrCat(file.path(), ": ", keys.Name("rope.freq_base"), " is not a positive number"));
+        StrCat(file.path(), ": ", keys.Name("rope.freq_base"), " is ", config->rope_theta,
+               ", expected a number of at least 1"));
   VC_RETURN_IF_ERROR(keys.IntOr("rope.dimension_count", config->head_dim, config->head_dim,
                                 &config->rotary_dim));
   if (config->rotary_dim % 2 != 0) return keys.Refuse("rope.dimension_count", "an odd number");
-  std::string_view scaling = "none";
-  if (file.FindValue(keys.Name("rope.scaling.type")) != nullptr) {
-    VC_ASSIGN_OR_RETURN(scaling, file.GetString(keys.Name("rope.scaling.type")));
-  }
-  if (scaling == "linear") {
-    VC_ASSIGN_OR_RETURN(config->rope_scale, file.GetFloat(keys.Name("rope.scaling.factor")));
-    if (!(config->rope_scale >= 1) || !std::isfinite(config->rope_scale))
-      return absl::InvalidArgumentError(
-          StrCat(file.path(), ": ", keys.Name("rope.scaling.factor"), " is below 1"));
-  } else if (scaling != "none") {
-    return keys.Refuse("rope.scaling.type", StrCat("rope scaling \"", scaling, "\""));
-  }
-  return absl::OkStatus();
+  return ReadRopeScaling(file, keys, config);
 }
 
 // head_count_kv may be one number or one per layer; all layers must agree.
@@ -95,6 +108,10 @@ absl::Status ReadKvHeads(const GgufFile& file, const Keys& keys, ModelConfig* co
     return absl::InvalidArgumentError(
         StrCat(file.path(), ": ", config->num_heads, " heads do not divide into ",
                      config->num_kv_heads, " KV heads"));
+  // The attention scratch holds this many query rows of one KV head.
+  if (config->heads_per_kv_head() > kMaxAttnRows)
+    return keys.Refuse("attention.head_count_kv",
+                       StrCat("a group of ", config->heads_per_kv_head(), " heads per KV head"));
   return absl::OkStatus();
 }
 
@@ -106,16 +123,14 @@ absl::Status ReadVocabSize(const GgufFile& file, const Keys& keys, ModelConfig* 
   config->vocab_size = embedding->rows();
   VC_ASSIGN_OR_RETURN(const int64_t stated,
                       file.GetIntOr(keys.Name("vocab_size"), config->vocab_size));
-  if (stated > config->vocab_size || config->vocab_size > (1 << 24))
+  if (stated < 1 || stated > config->vocab_size || config->vocab_size > (1 << 24))
     return absl::InvalidArgumentError(
         StrCat(file.path(), ": ", keys.Name("vocab_size"), " is ", stated,
                      " but token_embd.weight has ", config->vocab_size, " rows"));
   return absl::OkStatus();
 }
 
-}  // namespace
-
-absl::StatusOr<ModelConfig> ReadModelConfig(const GgufFile& file) {
+absl::StatusOr<ModelConfig> ReadKeys(const GgufFile& file) {
   ModelConfig config;
   VC_ASSIGN_OR_RETURN(const std::string_view arch, file.GetString("general.architecture"));
   const Family* family = nullptr;
@@ -160,6 +175,16 @@ absl::StatusOr<ModelConfig> ReadModelConfig(const GgufFile& file) {
   if (window > 0 && window < config.context_length)
     return keys.Refuse("attention.sliding_window", "sliding-window attention");
   VC_RETURN_IF_ERROR(ReadVocabSize(file, keys, &config));
+  return config;
+}
+
+}  // namespace
+
+absl::StatusOr<ModelConfig> ReadModelConfig(const GgufFile& file) {
+  absl::StatusOr<ModelConfig> config = ReadKeys(file);
+  // The reader's kNotFound for an absent key would look like a missing file.
+  if (absl::IsNotFound(config.status()))
+    return absl::InvalidArgumentError(config.status().message());
   return config;
 }
 

@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "base/check.h"
+#include "base/fp_env.h"
 #include "base/status_macros.h"
 
 namespace vericache {
@@ -232,6 +233,7 @@ void Forward::FeedForwardBlock(int layer, int64_t num_rows) {
 }
 
 void Forward::Run(absl::Span<const RowGroup> batch, HiddenRows* hidden) {
+  const ScopedFpEnv fp_env;  // for the rows that are not worth a parallel region
   const ModelConfig& c = model_->config;
   int64_t num_rows = 0, num_hidden = 0;
   for (const RowGroup& group : batch) {

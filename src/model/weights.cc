@@ -4,14 +4,16 @@
 
 #include <sys/mman.h>
 
+#include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <string>
 
 #include "absl/container/flat_hash_set.h"
-#include "base/text.h"
 #include "absl/strings/str_join.h"
-#include "base/float16.h"
+#include "base/fp_env.h"
 #include "base/status_macros.h"
+#include "base/text.h"
 #include "base/types.h"
 
 namespace vericache {
@@ -85,7 +87,7 @@ class Loader {
 
   void Add(Job job) {
     job.offset = total_;
-    total_ += (job.bytes + 63) / 64 * 64;
+    total_ += RoundUp(job.bytes, 64);
     jobs_.push_back(job);
   }
 
@@ -150,10 +152,12 @@ absl::Status Loader::Plan(Weights* weights) {
     weights->rope_factors.resize(config_.rotary_dim / 2);
     DequantizeRow(factors->type, factors->data, factors->num_values(),
                   weights->rope_factors.data());
+    // A smaller divisor would take the angles out of the range of ContractSinCos.
     for (float factor : weights->rope_factors)
-      if (!(factor > 0))
+      if (!(factor >= 0.25f) || !std::isfinite(factor))
         return absl::InvalidArgumentError(
-            StrCat(file_.path(), ": tensor rope_freqs.weight holds a factor that is not > 0"));
+            StrCat(file_.path(), ": tensor rope_freqs.weight holds the factor ", factor,
+                   ", expected a number of at least 0.25"));
   }
   return RefuseUnknown();
 }
@@ -182,7 +186,7 @@ absl::Status Loader::Fill(Weights* weights, ThreadPool* pool, const LoadProgress
                     reinterpret_cast<float*>(dst));
       *job.vector = reinterpret_cast<const float*>(dst);
     }
-    done += job.bytes;
+    done = job.offset + RoundUp(job.bytes, 64);
     if (progress) progress(done, total_);
   }
   weights->storage = arena;
@@ -194,6 +198,7 @@ absl::Status Loader::Fill(Weights* weights, ThreadPool* pool, const LoadProgress
 absl::StatusOr<Weights> LoadWeights(const GgufFile& file, const ModelConfig& config,
                                     const KernelTable& kernels, ThreadPool* pool,
                                     const LoadProgress& progress) {
+  const ScopedFpEnv fp_env;
   Weights weights;
   Loader loader(file, config, kernels);
   VC_RETURN_IF_ERROR(loader.Plan(&weights));

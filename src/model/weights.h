@@ -45,8 +45,9 @@ struct Weights {
 // done / total in bytes, called from the loading thread.
 using LoadProgress = std::function<void(uint64_t done, uint64_t total)>;
 
-// REQUIRES: `file` outlives the result. ERRORS: kInvalidArgument: a tensor is missing, has another
-// shape, or is one the architecture does not know (by name); kResourceExhausted: no memory.
+// REQUIRES: `file` outlives the result. ERRORS, by name: kInvalidArgument: a tensor is missing or
+// has another shape; kUnimplemented: one the architecture does not know; kResourceExhausted: no
+// memory.
 absl::StatusOr<Weights> LoadWeights(const GgufFile& file, const ModelConfig& config,
                                     const KernelTable& kernels, ThreadPool* pool,
                                     const LoadProgress& progress);
