@@ -38,7 +38,8 @@ DraftKv::DraftKv(const KvShape& shape, DraftFormat codec, const KernelTable* ker
       views_(shape.num_kv_heads),
       provisional_(shape.num_layers, 0) {}
 
-// tail_k: [group of 16 keys][head_dim][16 keys]; tail_v: [group][padded / 16][16 keys][16 channels].
+// tail_k: [group of 16 keys][head_dim][16 keys];
+// tail_v: [group of 16 keys][padded / 16][16 keys][16 channels].
 void DraftKv::PushTail(Head* head, const uint16_t* k, const uint16_t* v) {
   const size_t d = shape_.head_dim, dv = shape_.padded_head_dim();
   const int64_t group = head->num_tail / kKvLanes, lane = head->num_tail % kKvLanes;

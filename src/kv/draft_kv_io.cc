@@ -1,4 +1,5 @@
 // Copies of a draft KV and its form in session files: per head two counts, then the raw buffers.
+#include <algorithm>
 #include <cstring>
 
 #include "base/check.h"
@@ -85,6 +86,7 @@ absl::Status DraftKv::ReadFrom(std::string_view* bytes) {
   const absl::Status damaged = absl::DataLossError("the draft KV does not fit its own sizes");
   const size_t d = shape_.head_dim, dv = shape_.padded_head_dim();
   const int64_t max = static_cast<int64_t>(bytes->size());  // a group or row takes over a byte
+  std::fill(provisional_.begin(), provisional_.end(), 0);
   if (!TakeInt(bytes, int64_t{1} << 40, &num_tokens_)) return damaged;
   for (Head& head : heads_) {
     if (!TakeInt(bytes, max, &head.num_groups) || !TakeInt(bytes, max, &head.num_tail))

@@ -1,11 +1,10 @@
 #include "kv/draft_spec.h"
 
-#include <cmath>
+#include <charconv>
 #include <vector>
 
-#include "base/text.h"
-#include "absl/strings/str_format.h"
 #include "base/status_macros.h"
+#include "base/text.h"
 
 namespace vericache {
 namespace {
@@ -19,6 +18,12 @@ bool ParseCodec(std::string_view name, DraftFormat* codec) {
   else if (name == "int4") *codec = DraftFormat::kInt4;
   else return false;
   return true;
+}
+
+// The shortest text that parses back to the same number.
+std::string ShortestText(double value) {
+  char text[32];
+  return std::string(text, std::to_chars(text, text + sizeof(text), value).ptr);
 }
 
 absl::Status Bad(std::string_view spec, std::string_view why) {
@@ -81,7 +86,7 @@ std::string DraftSpec::ToString() const {
                                                                : "int4";
   if (selector == SelectorKind::kAll) return codec_name;
   std::string text = StrCat(selector == SelectorKind::kSink ? "sink:" : "snapkv:",
-                                  absl::StrFormat("%g", fraction));
+                                  ShortestText(fraction));
   const DraftSpec defaults;
   if (selector == SelectorKind::kSink && sinks != defaults.sinks)
     text += StrCat(",sinks=", sinks);

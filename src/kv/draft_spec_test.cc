@@ -1,5 +1,7 @@
 #include "kv/draft_spec.h"
 
+#include <string>
+
 #include "gtest/gtest.h"
 
 namespace vericache {
@@ -22,6 +24,17 @@ TEST(DraftSpec, ParsesAndPrintsCanonically) {
     ASSERT_TRUE(spec.ok()) << spec.status();
     EXPECT_EQ(spec->ToString(), canonical);
     EXPECT_EQ(ParseDraftSpec(canonical)->ToString(), canonical);
+  }
+}
+
+// Sessions compare specs by their text: two fractions must never share one.
+TEST(DraftSpec, PrintsEveryFractionExactly) {
+  for (const char* text :
+       {"0.123456789", "0.12345678", "1e-09", "0.3333333333333333", "0.999999"}) {
+    const auto spec = ParseDraftSpec(std::string("snapkv:") + text);
+    ASSERT_TRUE(spec.ok()) << spec.status();
+    EXPECT_EQ(spec->ToString(), std::string("snapkv:") + text);
+    EXPECT_EQ(ParseDraftSpec(spec->ToString())->fraction, spec->fraction);
   }
 }
 
