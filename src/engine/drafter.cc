@@ -16,7 +16,13 @@ std::vector<TokenId> HistoryOf(const Sequence& sequence) {
 
 }  // namespace
 
+// As many sequences a pass as its row limit takes.
 void Drafter::Step(absl::Span<Sequence* const> sequences) {
+  for (size_t begin = 0; begin < sequences.size(); begin += kMaxPassRows)
+    StepPass(sequences.subspan(begin, kMaxPassRows));
+}
+
+void Drafter::StepPass(absl::Span<Sequence* const> sequences) {
   std::vector<TokenId> last(sequences.size());
   std::vector<RowGroup> batch(sequences.size());
   for (size_t i = 0; i < sequences.size(); ++i) {

@@ -25,6 +25,8 @@ class Drafter {
   void Step(absl::Span<Sequence* const> sequences);
 
  private:
+  void StepPass(absl::Span<Sequence* const> sequences);
+
   const Model* model_;
   Forward* forward_;
   std::vector<float> logits_;

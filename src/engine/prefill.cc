@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <memory>
 
-#include "base/text.h"
 #include "base/check.h"
 #include "base/status_macros.h"
+#include "base/text.h"
 #include "engine/query_window.h"
 #include "kv/selectors/selector.h"
 
@@ -83,10 +83,11 @@ absl::Status Prefill::Run(Sequence* sequence, const PrefillOptions& options) {
   VC_RETURN_IF_ERROR(ComputeRows(sequence, options, queries.get(), &last));
   if (sequence->max_tokens <= 0) {
     sequence->finish = FinishReason::kLength;
-    return absl::OkStatus();
+  } else {
+    EmitFirst(sequence, last);
   }
-  EmitFirst(sequence, last);
-  if (sequence->spec.enabled && !sequence->done())
+  // A session's draft must go on standing for all of its rows, even if the answer ends here.
+  if (sequence->spec.enabled && (!sequence->done() || sequence->draft.has_value()))
     BuildDraft(sequence, queries != nullptr ? queries->Take() : QueryRows());
   return absl::OkStatus();
 }

@@ -27,9 +27,11 @@ void RoundRunner::Run(absl::Span<Sequence* const> sequences) {
   std::vector<Sequence*> active, drafting;
   std::vector<int> lengths;
   std::vector<std::pair<size_t, size_t>> bytes;  // draft, full
+  std::vector<size_t> num_rounds;
   for (Sequence* s : sequences) {
     if (s->done()) continue;
     active.push_back(s);
+    num_rounds.push_back(s->rounds.size());
     bytes.emplace_back(s->draft.has_value() ? s->draft->num_bytes() : 0, s->full.num_bytes());
     if (!s->draft.has_value()) continue;
     drafting.push_back(s);
@@ -43,7 +45,7 @@ void RoundRunner::Run(absl::Span<Sequence* const> sequences) {
   const int64_t verified = NowNs();
   for (size_t i = 0; i < active.size(); ++i) {
     Sequence& s = *active[i];
-    if (s.rounds.empty()) continue;  // failed before its first round
+    if (s.rounds.size() == num_rounds[i]) continue;  // failed without a round
     RoundStats& round = s.rounds.back();
     round.draft_ns = s.draft.has_value() ? drafted - start : 0;
     round.verify_ns = verified - drafted;

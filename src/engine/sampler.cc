@@ -1,10 +1,11 @@
 #include "engine/sampler.h"
 
 #include <algorithm>
-#include <cmath>
+#include <limits>
 #include <numeric>
 
 #include "absl/container/flat_hash_map.h"
+#include "base/fp_env.h"
 #include "base/text.h"
 #include "engine/philox.h"
 
@@ -64,7 +65,8 @@ bool Sampler::HasPenalties() const {
 }
 
 void Sampler::ApplyPenalties(absl::Span<const TokenId> history, int64_t num_prompt) {
-  for (const auto& [id, bias] : params_.logit_bias) z_[id] += bias;
+  for (const auto& [id, bias] : params_.logit_bias)
+    if (id >= 0 && id < num_ids_) z_[id] += bias;
   if (params_.repetition_penalty == 1 && params_.presence_penalty == 0 &&
       params_.frequency_penalty == 0)
     return;
@@ -159,8 +161,19 @@ TokenId Sampler::DrawWithNoise(int64_t pos, const std::vector<TokenId>& ids) con
   return best;
 }
 
+// Bias, penalties and temperature. What overflows counts as the largest float: the filters compare
+// and subtract, and would make NaNs of infinities.
+void Sampler::Adjust(const float* logits, absl::Span<const TokenId> history, int64_t num_prompt) {
+  constexpr float kMax = std::numeric_limits<float>::max();
+  z_.assign(logits, logits + num_ids_);
+  if (HasPenalties()) ApplyPenalties(history, num_prompt);
+  const float divisor = params_.temperature < kGreedyTemperature ? 1.0f : params_.temperature;
+  for (float& z : z_) z = std::clamp(z / divisor, -kMax, kMax);
+}
+
 RowChoice Sampler::Choose(const float* logits, int64_t pos, absl::Span<const TokenId> history,
                           int64_t num_prompt) {
+  const ScopedFpEnv fp_env;
   const ArgmaxResult all = kernels_->argmax(logits, vocab_size_);
   if (!all.all_finite) return {-1, true};
   const bool greedy = params_.temperature < kGreedyTemperature;
@@ -168,13 +181,8 @@ RowChoice Sampler::Choose(const float* logits, int64_t pos, absl::Span<const Tok
     if (all.id < num_ids_) return {all.id, false};
     return {kernels_->argmax(logits, num_ids_).id, false};
   }
-  z_.assign(logits, logits + num_ids_);
-  if (HasPenalties()) ApplyPenalties(history, num_prompt);
-  if (greedy) {
-    const ArgmaxResult best = kernels_->argmax(z_.data(), num_ids_);
-    return {best.id, best.id < 0};
-  }
-  for (float& z : z_) z /= params_.temperature;
+  Adjust(logits, history, num_prompt);
+  if (greedy) return {kernels_->argmax(z_.data(), num_ids_).id, false};
   ids_.resize(num_ids_);
   std::iota(ids_.begin(), ids_.end(), 0);
   ApplyTopK(&ids_);

@@ -1,8 +1,9 @@
 // From a row of logits to a token: the same function for plain decoding, drafting and verification.
 //
 // Sampling is exact too: the token at position p is the argmax of the filtered, scaled logits plus
-// Gumbel noise keyed by (seed, choice, p, token id). It depends on nothing else, so full-KV decoding
-// with the same seed gives the same text, and a drafter with the same noise is mostly right.
+// Gumbel noise keyed by (seed, choice, p, token id). It depends on nothing else, so full-KV
+// decoding with the same seed gives the same text, and a drafter with the same noise is mostly
+// right.
 // Order: padded ids masked, logit_bias, repetition, presence and frequency penalties, temperature,
 // top_k, top_p, min_p, noise. Filters order by (logit descending, id ascending).
 #pragma once
@@ -38,7 +39,7 @@ absl::Status CheckSampling(const SamplingParams& params, int64_t vocab_size);
 
 struct RowChoice {
   TokenId id = -1;
-  bool bad = false;  // the row holds a NaN or an infinity, or every token is banned
+  bool bad = false;  // the row holds a NaN or an infinity
 };
 
 // THREADS: one caller at a time (owns scratch).
@@ -59,6 +60,7 @@ class Sampler {
 
  private:
   bool HasPenalties() const;
+  void Adjust(const float* logits, absl::Span<const TokenId> history, int64_t num_prompt);
   void ApplyPenalties(absl::Span<const TokenId> history, int64_t num_prompt);
   void ApplyTopK(std::vector<TokenId>* ids) const;
   void ApplyTopP(std::vector<TokenId>* ids);
@@ -70,7 +72,7 @@ class Sampler {
   int64_t vocab_size_;
   int64_t num_ids_;
   const KernelTable* kernels_;
-  std::vector<float> z_;    // [vocab_size] adjusted logits
+  std::vector<float> z_;    // [num_ids] adjusted logits, finite
   std::vector<float> exp_;  // per surviving id: exp(z - max z)
   std::vector<TokenId> ids_;
 };

@@ -4,6 +4,11 @@
 #include <utility>
 
 namespace vericache {
+namespace {
+
+constexpr size_t kMaxRowsPerTurn = 16 * kLogitsRows;
+
+}  // namespace
 
 void Verifier::Verify(absl::Span<Sequence* const> sequences) {
   // As many sequences a pass as its row limit takes; how they are cut does not show.
@@ -54,7 +59,8 @@ void Verifier::VerifyPass(absl::Span<Sequence* const> sequences) {
 }
 
 // Logits are computed from left to right, up to eight rows a sequence at a time, and stop at the
-// first mismatch: most of a long rejected draft never meets the output matrix.
+// first mismatch: most of a long rejected draft never meets the output matrix. A turn takes a
+// bounded number of rows, so that a large batch does not need rows x vocabulary of memory.
 void Verifier::Accept(std::vector<Plan>* plans, const HiddenRows& hidden) {
   const int64_t vocab = model_->config.vocab_size, width = model_->config.hidden_size;
   for (;;) {
@@ -65,6 +71,7 @@ void Verifier::Accept(std::vector<Plan>* plans, const HiddenRows& hidden) {
       const int64_t next = plan.walk.next_row();
       const int64_t n =
           std::min<int64_t>(kLogitsRows, static_cast<int64_t>(plan.tokens.size()) - next);
+      if (rows.size() + n > kMaxRowsPerTurn) break;
       for (int64_t i = 0; i < n; ++i)
         rows.push_back(hidden.x.data() + (plan.first_hidden + next + i) * width);
       spans.emplace_back(&plan, n);
