@@ -27,6 +27,20 @@ TEST(ThreadPool, RunsEveryTaskOnceForAnyThreadCount) {
   }
 }
 
+// Many tiny regions one after the other, with more threads than cores: a late worker must neither
+// run a task of a closed region nor be waited for.
+TEST(ThreadPool, LateWorkersTakeNoTaskOfAClosedRegion) {
+  ThreadPool pool(5);
+  int64_t expected = 0;
+  std::atomic<int64_t> sum{0};
+  for (int64_t region = 0; region < 20000; ++region) {
+    const int64_t n = 2 + region % 3;
+    pool.ParallelFor(n, [&sum, region](int64_t task, int) { sum.fetch_add(region + task); });
+    expected += n * region + n * (n - 1) / 2;
+    ASSERT_EQ(sum.load(), expected) << "region " << region;
+  }
+}
+
 TEST(Float16, AllHalvesRoundTrip) {
   for (uint32_t h = 0; h < 65536; ++h) {
     const float f = F16ToF32(static_cast<uint16_t>(h));

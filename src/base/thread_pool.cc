@@ -1,6 +1,7 @@
-// A region is published by bumping `generation_`; workers spin briefly on it (a forward pass opens
-// hundreds of regions a step, microseconds apart) and then sleep in the kernel. Tasks are handed
-// out by one atomic counter, so a worker that lost its core delays only the task it holds.
+// A region is published by one word that also hands out its tasks. The caller works too and waits
+// for tasks, never for threads: a worker that the system has not scheduled in time (a busy machine)
+// costs nothing, because it finds the region over and takes no task. Workers spin briefly between
+// regions (a forward pass opens hundreds a step, microseconds apart) and then sleep in the kernel.
 #include "base/thread_pool.h"
 
 #include <sched.h>
@@ -20,6 +21,8 @@ namespace {
 // About 20-50 us of spinning: longer than the gap between regions of one step, short enough to
 // give the core back to others when the pool is idle.
 constexpr int kSpins = 4000;
+constexpr int kTaskBits = 20;
+constexpr uint64_t kTaskMask = (1 << kTaskBits) - 1;
 
 inline void Pause() {
 #if defined(__x86_64__)
@@ -28,12 +31,6 @@ inline void Pause() {
 }
 
 }  // namespace
-
-struct ThreadPool::Region {
-  absl::FunctionRef<void(int64_t, int)> fn;
-  int64_t num_tasks;
-  std::atomic<int64_t> next{0};
-};
 
 ThreadPool::ThreadPool(int num_threads) : num_threads_(num_threads) {
   VC_CHECK(num_threads >= 1);
@@ -47,11 +44,19 @@ ThreadPool::~ThreadPool() {
   for (std::thread& worker : workers_) worker.join();
 }
 
-void ThreadPool::RunTasks(Region* region, int thread) {
+void ThreadPool::RunTasks(int thread) {
+  uint64_t state = state_.load(std::memory_order_acquire);
   for (;;) {
-    const int64_t task = region->next.fetch_add(1, std::memory_order_relaxed);
-    if (task >= region->num_tasks) return;
-    region->fn(task, thread);
+    const int64_t next = static_cast<int64_t>(state & kTaskMask);
+    const int64_t num_tasks = static_cast<int64_t>((state >> kTaskBits) & kTaskMask);
+    if (next >= num_tasks) return;
+    if (!state_.compare_exchange_weak(state, state + 1, std::memory_order_acq_rel,
+                                      std::memory_order_acquire))
+      continue;
+    // The task is ours, so the region cannot end and `task_` is its function.
+    (*task_.load(std::memory_order_acquire))(next, thread);
+    if (num_done_.fetch_add(1, std::memory_order_acq_rel) + 1 == num_tasks) num_done_.notify_one();
+    state = state_.load(std::memory_order_acquire);
   }
 }
 
@@ -60,18 +65,17 @@ void ThreadPool::Worker(int thread) {
   uint32_t seen = 0;
   for (;;) {
     int spins = 0;
-    while (generation_.load(std::memory_order_acquire) == seen) {
+    uint32_t now;
+    while ((now = generation_.load(std::memory_order_acquire)) == seen) {
       if (++spins < kSpins) {
         Pause();
       } else {
         generation_.wait(seen, std::memory_order_acquire);
       }
     }
-    ++seen;  // every region waits for all workers, so none is ever skipped
+    seen = now;
     if (stop_.load()) return;
-    Region* region = region_.load(std::memory_order_acquire);
-    RunTasks(region, thread);
-    if (workers_inside_.fetch_sub(1, std::memory_order_acq_rel) == 1) workers_inside_.notify_one();
+    RunTasks(thread);
   }
 }
 
@@ -81,19 +85,22 @@ void ThreadPool::ParallelFor(int64_t num_tasks, absl::FunctionRef<void(int64_t, 
     for (int64_t task = 0; task < num_tasks; ++task) fn(task, 0);
     return;
   }
-  Region region{fn, num_tasks, {0}};
-  workers_inside_.store(num_threads_ - 1, std::memory_order_relaxed);
-  region_.store(&region, std::memory_order_release);
+  VC_CHECK(num_tasks < kMaxTasks);
+  num_done_.store(0, std::memory_order_relaxed);
+  task_.store(&fn, std::memory_order_relaxed);
+  const uint64_t region = (state_.load(std::memory_order_relaxed) >> (2 * kTaskBits)) + 1;
+  state_.store((region << (2 * kTaskBits)) | (static_cast<uint64_t>(num_tasks) << kTaskBits),
+               std::memory_order_release);
   generation_.fetch_add(1, std::memory_order_acq_rel);
   generation_.notify_all();
-  RunTasks(&region, 0);
+  RunTasks(0);
   int spins = 0;
-  int inside;
-  while ((inside = workers_inside_.load(std::memory_order_acquire)) != 0) {
+  int64_t done;
+  while ((done = num_done_.load(std::memory_order_acquire)) != num_tasks) {
     if (++spins < kSpins) {
       Pause();
     } else {
-      workers_inside_.wait(inside, std::memory_order_acquire);
+      num_done_.wait(done, std::memory_order_acquire);
     }
   }
 }

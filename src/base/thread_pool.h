@@ -15,6 +15,8 @@ namespace vericache {
 
 class ThreadPool {
  public:
+  static constexpr int64_t kMaxTasks = 1 << 20;
+
   // `num_threads` counts the caller; 1 runs everything on the calling thread.
   explicit ThreadPool(int num_threads);
   ~ThreadPool();
@@ -24,19 +26,23 @@ class ThreadPool {
   int num_threads() const { return num_threads_; }
 
   // Calls fn(task, thread) once for every task in [0, num_tasks), thread in [0, num_threads).
-  // Returns when all have ended. The contract's floating-point mode is set inside.
+  // Returns when all have ended. num_tasks < kMaxTasks. The contract's floating-point mode is set inside.
   // THREADS: one caller at a time; `fn` must not call ParallelFor.
   void ParallelFor(int64_t num_tasks, absl::FunctionRef<void(int64_t task, int thread)> fn);
 
  private:
-  struct Region;
+  using Task = absl::FunctionRef<void(int64_t, int)>;
   void Worker(int thread);
-  void RunTasks(Region* region, int thread);
+  // Takes and runs tasks of the current region until none is left.
+  void RunTasks(int thread);
 
   const int num_threads_;
-  std::atomic<uint32_t> generation_{0};  // odd/even does not matter: a change starts a region
-  std::atomic<Region*> region_{nullptr};
-  std::atomic<int> workers_inside_{0};  // workers that may still touch the current region
+  // Region number (24 bits), number of its tasks (20), next task to hand out (20): one word, so
+  // that taking a task also proves that its region is still open.
+  std::atomic<uint64_t> state_{0};
+  std::atomic<const Task*> task_{nullptr};
+  std::atomic<int64_t> num_done_{0};      // tasks of the current region that have ended
+  std::atomic<uint32_t> generation_{0};   // what idle workers sleep on
   std::atomic<bool> stop_{false};
   std::vector<std::thread> workers_;
 };
