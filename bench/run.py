@@ -363,8 +363,8 @@ def measure(args, engines, report, prompt):
 
 def main():
     args = parse_args()
-    share = quiet.share_now()
-    if share > BUSY and not args.busy_ok:
+    share = 0 if args.busy_ok else quiet.share_now()
+    if share > BUSY:
         die(f"other work takes {share:.0%} of the CPU: wait for it to end, or add --busy-ok")
     model = find_model(args.model)
     report = Report(args, model, sha256_file(model))
