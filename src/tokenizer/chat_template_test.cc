@@ -1,5 +1,6 @@
 #include "tokenizer/chat_template.h"
 
+#include <signal.h>
 #include <sys/wait.h>
 
 #include <fstream>
@@ -249,6 +250,19 @@ TEST(ChatTemplate, ThreadsRenderOneAtATime) {
 TEST(ChatTemplate, LeavesNoProcessBehind) {
   ASSERT_TRUE(RenderOnce("x").ok());
   EXPECT_EQ(waitpid(-1, nullptr, WNOHANG), -1);  // no child at all
+}
+
+TEST(ChatTemplate, KilledProcessIsReplaced) {
+  ChatTemplate chat("{{ messages[0].content }}", "", "");
+  for (int round = 0; round < 3; ++round) {
+    const auto prompt = chat.Render(Request(kUser));
+    ASSERT_TRUE(prompt.ok()) << prompt.status();
+    EXPECT_EQ(*prompt, "Hello");
+    pid_t child = 0;
+    std::ifstream("/proc/thread-self/children") >> child;
+    if (child <= 0) GTEST_SKIP() << "this kernel does not list children";
+    ASSERT_EQ(kill(child, SIGKILL), 0);
+  }
 }
 
 TEST(ChatTemplate, TemplateCannotOpenFilesEvenOutsideTheSandbox) {

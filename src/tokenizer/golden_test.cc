@@ -4,7 +4,10 @@
 
 #include "base/hash.h"
 #include "gtest/gtest.h"
+#include "tokenizer/nfc.h"
+#include "tokenizer/pre_tokenizer.h"
 #include "tokenizer/tokenizer.h"
+#include "tokenizer/utf8.h"
 
 namespace vericache {
 namespace {
@@ -56,6 +59,52 @@ void CheckGolden(const std::string& name, const std::string& vocab_path) {
                                  : ids;
     EXPECT_EQ(EncodeOk(**tokenizer, text, SpecialText::kAsText), ids_as_text);
   }
+}
+
+Json ReadSweep() {
+  std::ifstream file(std::string(kGoldenDir) + "sweep.json");
+  EXPECT_TRUE(file.good());
+  return Json::parse(file);
+}
+
+// `text_template` once for every character of the sweep, which stands where '@' is.
+std::string SweepText(const Json& sweep, const std::string& text_template) {
+  std::string text;
+  for (const Json& range : sweep["ranges"])
+    for (char32_t c = range[0].get<uint32_t>(); c < range[1].get<uint32_t>(); ++c)
+      for (const char byte : text_template) {
+        if (byte == '@') {
+          AppendUtf8(c, &text);
+        } else {
+          text.push_back(byte);
+        }
+      }
+  return text;
+}
+
+TEST(KindsSweep, PiecesAroundEveryCharacterEqualTheReference) {
+  const Json sweep = ReadSweep();
+  const std::string text = SweepText(sweep, sweep["cut_template"]);
+  for (const auto& [kind, expected] : sweep["pieces_sha256"].items()) {
+    const auto pre_tokenizer = PreTokenizer::Create(kind);
+    ASSERT_TRUE(pre_tokenizer.ok());
+    std::vector<int32_t> lengths;
+    ASSERT_TRUE((*pre_tokenizer)
+                    ->ForEachPiece(text,
+                                   [&](std::string_view piece) {
+                                     lengths.push_back(static_cast<int32_t>(piece.size()));
+                                   })
+                    .ok());
+    EXPECT_EQ(HashOfIds(lengths), expected.get<std::string>()) << kind;
+  }
+}
+
+TEST(KindsSweep, NfcOfEveryCharacterEqualsTheReference) {
+  const Json sweep = ReadSweep();
+  const std::string text = SweepText(sweep, sweep["nfc_template"]);
+  const std::string nfc = ToNfc(text).value_or("already");
+  EXPECT_EQ(HexOf(Sha256Of(nfc.data(), nfc.size())), sweep["nfc_sha256"].get<std::string>());
+  EXPECT_FALSE(ToNfc(nfc).has_value());
 }
 
 class TinyVocab : public testing::TestWithParam<const char*> {};

@@ -3,6 +3,10 @@
 // Ids equal those of the reference library (Hugging Face tokenizers) for every supported
 // pre-tokenizer; an unknown one is refused. Linear time in the text, no recursion over it
 // (cases 16, 17). A tokenizer is immutable after creation: safe from many threads.
+//
+// Decode(Encode(text)) == text, but where the reference itself changes text: qwen2 brings it to
+// Unicode NFC first, and SmolLM2's vocabulary has no token for some rare bytes, which are dropped
+// (U+0004, U+0006, U+0013, U+0014, U+0016, U+001D, first bytes F1 and F2).
 #pragma once
 
 #include <memory>

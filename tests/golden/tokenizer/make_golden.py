@@ -6,6 +6,8 @@
 Run at the root of the repository.
   tiny-KIND.gguf, tiny-KIND.json  a small vocabulary for each pre-tokenizer, trained here on the
                   system's Python library, and its ids: tests that always run.
+  sweep.json      digests of the pieces, and of the NFC, of texts around every interesting character.
+                  Ids alone would not do: a wrong cut shows only where some merge crosses it.
   NAME.json       ids for real vocabularies, too big to commit: with --models the folder that holds
                   smollm2-135m.gguf and qwen2.5-coder-0.5b.gguf (scripts/fetch_model.sh), with
                   --llama-cpp llama.cpp's models/ folder inside the llama-cpp-python sdist, whose
@@ -222,6 +224,35 @@ def write_golden(name, vocab):
     print(name)
 
 
+# Half-open ranges of characters: all but the inner parts of uniform blocks.
+SWEEP = [(0x0, 0x3500), (0x4DB0, 0x4E10), (0x9FF0, 0xAC20), (0xD790, 0xD800), (0xE000, 0xE010),
+         (0xF8F0, 0x12000), (0x12400, 0x12580), (0x13420, 0x14660), (0x16100, 0x17010),
+         (0x187F0, 0x18D10), (0x1AFF0, 0x1FC00), (0x2A6D0, 0x2A710), (0x2B730, 0x2B750),
+         (0x2EBE0, 0x2EE60), (0x2F7F0, 0x2FA20), (0x31340, 0x323C0), (0xE0000, 0xE0200)]
+
+
+def sweep_text(template):
+    return ''.join(template.replace('@', chr(c)) for begin, end in SWEEP for c in range(begin, end))
+
+
+def write_sweep():
+    """Pieces as byte lengths, four bytes each; NFC as UTF-8."""
+    cut_template = "a@1@2 @@!@\n@  @'s"
+    nfc_template = 'a@\u0301.@\u0323\u0301.o\u0323@\u0302.@@\u1161\u11a8.'
+    text = sweep_text(cut_template)
+    pieces = {}
+    for kind in ('gpt-2', 'smollm', 'qwen2', 'llama-bpe'):
+        lengths = [len(text[begin:end].encode())
+                   for _, (begin, end) in pre_tokenizer(kind).pre_tokenize_str(text)]
+        pieces[kind] = hashlib.sha256(struct.pack(f'<{len(lengths)}i', *lengths)).hexdigest()
+    nfc = normalizers.NFC().normalize_str(sweep_text(nfc_template))
+    (HERE / 'sweep.json').write_text(json.dumps({
+        'tool': f'tokenizers {tokenizers.__version__}', 'command': COMMAND, 'ranges': SWEEP,
+        'cut_template': cut_template, 'pieces_sha256': pieces, 'nfc_template': nfc_template,
+        'nfc_sha256': hashlib.sha256(nfc.encode()).hexdigest()}, indent=1) + '\n', encoding='utf-8')
+    print('sweep')
+
+
 def check_against_llama_cpp(path, vocab):
     """Another program's ids for its own texts: the reference built here is the right one."""
     inputs = open(f'{path}.inp', encoding='utf-8', newline='').read()
@@ -245,6 +276,7 @@ def main():
         vocab = train(kind)
         vocab.write(HERE / f'tiny-{kind}.gguf')
         write_golden(f'tiny-{kind}', vocab)
+    write_sweep()
     if options.models:
         for name in ('smollm2-135m', 'qwen2.5-coder-0.5b'):
             write_golden(name, Vocab.read(f'{options.models}/{name}.gguf'))
