@@ -1,11 +1,12 @@
-// Speed of attention beside its limits: the fp32 FMA peak and a plain read, measured in the same run.
+// Speed of attention beside its limits: the fp32 FMA peak and a plain read, measured in the same
+// run.
 //
 //   attention_bench [repetitions] [heads_per_kv]
 //
-// Full KV: m positions at the end of a context, every (KV head, layer) read once, heads shared out to
-// threads. Draft KV: one step over int4 groups and an f16 tail. All variants of a case alternate with
-// the peak loop, medians are printed. Before any timing, m positions at once are compared bit for bit
-// with one at a time: unequal bits, no number.
+// Full KV: m positions at the end of a context, every (KV head, layer) read once, heads shared out
+// to threads. Draft KV: one step over int4 groups and an f16 tail. All variants of a case alternate
+// with the peak loop, medians are printed. Before any timing, m positions at once are compared bit
+// for bit with one at a time: unequal bits, no number.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -28,8 +29,8 @@ double Median(std::vector<double> values) {
   return values[values.size() / 2];
 }
 
-// CPU seconds of the calling thread: on a shared machine, time spent waiting for a core says nothing
-// about the code.
+// CPU seconds of the calling thread: on a shared machine, time spent waiting for a core says
+// nothing about the code.
 double ThreadSeconds() {
   timespec t;
   clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
@@ -52,8 +53,8 @@ double Timed(int num_threads, const std::function<void(int)>& body) {
   return *std::max_element(seconds.begin(), seconds.end());
 }
 
-// 12 chains of 8 lanes: enough to hide the latency of FMA on every x86 of the last ten years. 16 flops
-// an instruction.
+// 12 chains of 8 lanes: enough to hide the latency of FMA on every x86 of the last ten years. 16
+// flops an instruction.
 #if defined(__x86_64__)
 void FmaLoop(int64_t rounds) {
   for (int64_t i = 0; i < rounds; ++i) {
@@ -142,16 +143,16 @@ void AttendHead(const KernelTable& table, const Context& c, int head, const floa
   const int64_t tile = (m + num_tiles - 1) / num_tiles;
   for (int64_t first = 0; first < m; first += tile) {
     const int64_t positions = std::min(tile, m - first);
-    const AttnRows rows{q + first * heads_per_kv * head_dim, positions * heads_per_kv,
-                        heads_per_kv, c.view.num_tokens - m + first};
+    const AttnRows rows{q + first * heads_per_kv * head_dim, positions * heads_per_kv, heads_per_kv,
+                        c.view.num_tokens - m + first};
     const AttnState total = w->State(0, rows.num_rows, padded);
     const AttnState next = w->State(1, rows.num_rows, padded);
     for (int64_t s = 0; s * kSegmentTokens < rows.first_pos + positions; ++s) {
       table.attend_segment(c.view, head, rows, s, s == 0 ? total : next, w->scratch.data());
       if (s > 0) table.attend_combine(rows.num_rows, padded, next, total);
     }
-    table.attend_finish(rows.num_rows, head_dim, total,
-                        out + first * heads_per_kv * head_dim, head_dim);
+    table.attend_finish(rows.num_rows, head_dim, total, out + first * heads_per_kv * head_dim,
+                        head_dim);
   }
 }
 
@@ -188,8 +189,8 @@ void BenchFull(const KernelTable& table, const Context& c, const Case& k, int re
   }
   // At most ~3 GFLOP a repetition.
   const double flops_per_head = 4.0 * k.keys * k.head_dim * k.heads_per_kv * k.m;
-  const int heads = std::max(2, std::min(c.shape.num_kv_heads,
-                                         static_cast<int>(3e9 / flops_per_head) / 2 * 2));
+  const int heads =
+      std::max(2, std::min(c.shape.num_kv_heads, static_cast<int>(3e9 / flops_per_head) / 2 * 2));
   for (const int num_threads : {1, 2}) {
     std::vector<double> times, peaks;
     std::vector<Worker> workers(num_threads);
@@ -205,11 +206,12 @@ void BenchFull(const KernelTable& table, const Context& c, const Case& k, int re
     }
     const double s = Median(times);
     const double gflops = heads * flops_per_head / s / 1e9;
-    std::printf("%d x %3d  keys %5ld  m %2ld  threads %d  %8.3f ms/head  %6.1f GFLOPS  %3.0f%% of "
-                "%5.1f  %5.1f GB/s\n",
-                k.heads_per_kv, k.head_dim, static_cast<long>(k.keys), static_cast<long>(k.m),
-                num_threads, s / heads * 1e3, gflops, 100 * gflops / Median(peaks),
-                Median(peaks), heads * 4.0 * k.keys * k.head_dim / s / 1e9);
+    std::printf(
+        "%d x %3d  keys %5ld  m %2ld  threads %d  %8.3f ms/head  %6.1f GFLOPS  %3.0f%% of "
+        "%5.1f  %5.1f GB/s\n",
+        k.heads_per_kv, k.head_dim, static_cast<long>(k.keys), static_cast<long>(k.m), num_threads,
+        s / heads * 1e3, gflops, 100 * gflops / Median(peaks), Median(peaks),
+        heads * 4.0 * k.keys * k.head_dim / s / 1e9);
     std::fflush(stdout);
   }
 }
@@ -220,7 +222,7 @@ void BenchDraft(const KernelTable& table, int heads_per_kv, int head_dim, int64_
   const int num_heads = 48;
   const int64_t groups = kept / kDraftGroup;
   const int64_t values = groups * kDraftGroup * head_dim;
-  const size_t bytes = format == DraftFormat::kF16   ? values * 2
+  const size_t bytes = format == DraftFormat::kF16    ? values * 2
                        : format == DraftFormat::kInt8 ? values
                                                       : values / 2;
   AlignedBuffer<uint8_t> data(num_heads * 2 * bytes);
@@ -256,12 +258,12 @@ void BenchDraft(const KernelTable& table, int heads_per_kv, int head_dim, int64_
       }));
     }
     const double s = Median(times);
-    std::printf("%d x %3d  draft %s  kept %5ld  threads %d  %8.1f us/head  %6.1f GFLOPS  %5.2f ms "
-                "for %d heads\n",
-                heads_per_kv, head_dim, name, static_cast<long>(kept), num_threads,
-                s / num_heads * 1e6,
-                num_heads * 4.0 * (groups * 32 + 40) * head_dim * heads_per_kv / s / 1e9, s * 1e3,
-                num_heads);
+    std::printf(
+        "%d x %3d  draft %s  kept %5ld  threads %d  %8.1f us/head  %6.1f GFLOPS  %5.2f ms "
+        "for %d heads\n",
+        heads_per_kv, head_dim, name, static_cast<long>(kept), num_threads, s / num_heads * 1e6,
+        num_heads * 4.0 * (groups * 32 + 40) * head_dim * heads_per_kv / s / 1e9, s * 1e3,
+        num_heads);
   }
 }
 

@@ -174,8 +174,7 @@ TEST(Attention, TablesAgreeOnStatesForEveryNumberOfRows) {
     for (const int heads_per_kv : {1, 3, 6, 7}) {
       for (int64_t num_rows = 1; num_rows <= 40; ++num_rows) {
         const auto q = RandomQ(num_rows, 1, head_dim, num_rows);
-        const AttnRows rows{q.data(), num_rows, heads_per_kv,
-                            1149 - (num_rows - 1) / heads_per_kv};
+        const AttnRows rows{q.data(), num_rows, heads_per_kv, 1149 - (num_rows - 1) / heads_per_kv};
         State expected(num_rows, kv.padded());
         std::vector<float> scratch(AttnScratchFloats(head_dim), kNan);
         Judge().attend_segment(kv.view(), 0, rows, 1, expected.View(), scratch.data());
@@ -233,8 +232,7 @@ TEST(Attention, HeadsTogetherEqualOneByOne) {
     const auto together = Attend(*table, kv, 1, LastRows(kv, q, 1, 7));
     for (int cut = 1; cut < 7; ++cut) {
       auto parts = Attend(*table, kv, 1, {q.data(), cut, cut, 1089});
-      const auto rest =
-          Attend(*table, kv, 1, {q.data() + cut * head_dim, 7 - cut, 7 - cut, 1089});
+      const auto rest = Attend(*table, kv, 1, {q.data() + cut * head_dim, 7 - cut, 7 - cut, 1089});
       parts.insert(parts.end(), rest.begin(), rest.end());
       EXPECT_TRUE(AllSameBits(together, parts)) << table->name << " cut " << cut;
     }
@@ -242,8 +240,8 @@ TEST(Attention, HeadsTogetherEqualOneByOne) {
 }
 
 // Dense softmax in fp64. Bound: with u = 2^-24, a score errs by at most D u sum|q k| (chain) plus
-// 2 u |s| (to log2 units), so p by e = 2 (D + 2) u max sum|q k| relative (the maximum errs too) plus
-// 4 u of exp2 a block or segment passed; the chains over n keys add n u to sum and acc each.
+// 2 u |s| (to log2 units), so p by e = 2 (D + 2) u max sum|q k| relative (the maximum errs too)
+// plus 4 u of exp2 a block or segment passed; the chains over n keys add n u to sum and acc each.
 TEST(Attention, StaysNearDenseSoftmaxInDoublePrecision) {
   for (const int head_dim : {16, 64, 128}) {
     const int64_t num_tokens = 2300;
@@ -265,8 +263,7 @@ TEST(Attention, StaysNearDenseSoftmaxInDoublePrecision) {
       }
       const double u = 0x1p-24;
       const double blocks = num_tokens / 64 + 4;
-      const double bound =
-          2 * (2 * (head_dim + 2) * u * max_abs + 4 * u * blocks + num_tokens * u);
+      const double bound = 2 * (2 * (head_dim + 2) * u * max_abs + 4 * u * blocks + num_tokens * u);
       EXPECT_LT(bound, 2e-3);
       double sum = 0;
       for (double& s : score) sum += s = std::exp(s - max);
@@ -345,6 +342,7 @@ TEST(Attention, CombineSkipsRowsWithoutKeysAndTakesTheFirst) {
       next.sum[i] = i >= 16 && i < 32 ? 0.0f : 3.0f + static_cast<float>(i);
       next.acc[i] = i >= 16 && i < 32 ? 0.0f : i == 0 ? -0.0f : 4.0f + static_cast<float>(i);
     }
+    total.acc[20] = -0.0f;  // adding zero times something would make it +0
     const State before = total;
     table->attend_combine(3, padded, next.View(), total.View());
     EXPECT_EQ(total.max, (std::vector<float>{3.0f, 1.5f, 2.5f}));
@@ -358,6 +356,45 @@ TEST(Attention, CombineSkipsRowsWithoutKeysAndTakesTheFirst) {
                                  : std::fma(next.acc[i], 1.0f, before.acc[i] * a);
       EXPECT_TRUE(SameBits(total.sum[i], sum)) << table->name << i;
       EXPECT_TRUE(SameBits(total.acc[i], acc)) << table->name << i;
+    }
+  }
+}
+
+// Where probabilities end: exp2 below -125 is zero, and not a denormal.
+TEST(Attention, ProbabilitiesEndWhereTheContractSays) {
+  TestKv kv(1, 64, 1);
+  for (int64_t j = 0; j < 64; ++j) {
+    *kv.K(j, 0, 0) = F32ToF16(j == 5 ? 0.0f : -85.0f - 0.0625f * static_cast<float>(j));
+  }
+  const std::vector<float> q = {1.0f};
+  std::vector<float> lanes(16);
+  int num_zero = 0;
+  for (int64_t j = 0; j < 64; ++j) {
+    const float p = ReferenceExp2(F16ToF32(*kv.K(j, 0, 0)) * 1.44269504f);
+    lanes[j % 16] += p;
+    num_zero += p == 0;
+  }
+  EXPECT_GT(num_zero, 10);
+  EXPECT_LT(num_zero, 50);
+  for (const KernelTable* table : AllKernelTables()) {
+    State state(1, 16);
+    std::vector<float> scratch(AttnScratchFloats(1));
+    table->attend_segment(kv.view(), 0, {q.data(), 1, 1, 63}, 0, state.View(), scratch.data());
+    EXPECT_TRUE(AllSameBits(state.sum, lanes)) << table->name;
+  }
+}
+
+// Scores that underflow to -0 give the maximum +0, in whatever order they are compared.
+TEST(Attention, ZeroMaximumIsPositive) {
+  TestKv kv(1, 64, 1);
+  for (int64_t j = 0; j < 64; ++j) *kv.K(j, 0, 0) = 1;  // 2^-24
+  for (const float sign : {1.0f, -1.0f}) {
+    const std::vector<float> q = {sign * 1e-40f};
+    for (const KernelTable* table : AllKernelTables()) {
+      State state(1, 16);
+      std::vector<float> scratch(AttnScratchFloats(1));
+      table->attend_segment(kv.view(), 0, {q.data(), 1, 1, 63}, 0, state.View(), scratch.data());
+      EXPECT_TRUE(SameBits(state.max[0], 0.0f)) << table->name;
     }
   }
 }

@@ -1,5 +1,6 @@
-// The contract's elementary functions in fp64: plain IEEE operations, no FMA, no libm, so that every
-// machine computes the same bits. This file is built without -mfma and with -ffp-contract=off.
+// The contract's elementary functions in fp64: plain IEEE operations, no FMA, no libm, so that
+// every machine computes the same bits. This file is built without -mfma and with
+// -ffp-contract=off.
 //
 // Used at load time (rope tables), for sampling noise and nowhere in a hot loop: series are taken
 // long enough for the last term to vanish, without minimax tricks. exp and log err by less than
@@ -43,19 +44,28 @@ double Polynomial(const double (&terms)[kTerms], double x) {
 
 // sin(x) for |x| <= pi / 4: x + x^3 * (Taylor in x^2).
 double SinKernel(double x) {
-  constexpr double kTerms[] = {
-      -1.0 / 6,          1.0 / 120,           -1.0 / 5040,           1.0 / 362880,
-      -1.0 / 39916800.0, 1.0 / 6227020800.0, -1.0 / 1307674368000.0, 1.0 / 355687428096000.0};
+  constexpr double kTerms[] = {-1.0 / 6,
+                               1.0 / 120,
+                               -1.0 / 5040,
+                               1.0 / 362880,
+                               -1.0 / 39916800.0,
+                               1.0 / 6227020800.0,
+                               -1.0 / 1307674368000.0,
+                               1.0 / 355687428096000.0};
   const double xx = x * x;
   return x + (x * xx) * Polynomial(kTerms, xx);
 }
 
 // cos(x) for |x| <= pi / 4: 1 - x^2 / 2 + x^4 * (Taylor in x^2).
 double CosKernel(double x) {
-  constexpr double kTerms[] = {
-      1.0 / 24,          -1.0 / 720,          1.0 / 40320,           -1.0 / 3628800,
-      1.0 / 479001600.0, -1.0 / 87178291200.0, 1.0 / 20922789888000.0,
-      -1.0 / 6402373705728000.0};
+  constexpr double kTerms[] = {1.0 / 24,
+                               -1.0 / 720,
+                               1.0 / 40320,
+                               -1.0 / 3628800,
+                               1.0 / 479001600.0,
+                               -1.0 / 87178291200.0,
+                               1.0 / 20922789888000.0,
+                               -1.0 / 6402373705728000.0};
   const double xx = x * x;
   return (1.0 - 0.5 * xx) + (xx * xx) * Polynomial(kTerms, xx);
 }
@@ -115,8 +125,8 @@ double ContractLog(double x) {
   const double f = m - 1.0;
   const double s = f / (2.0 + f);
   const double ss = s * s;
-  constexpr double kTerms[] = {2.0 / 3,  2.0 / 5,  2.0 / 7,  2.0 / 9,  2.0 / 11,
-                               2.0 / 13, 2.0 / 15, 2.0 / 17, 2.0 / 19, 2.0 / 21, 2.0 / 23};
+  constexpr double kTerms[] = {2.0 / 3,  2.0 / 5,  2.0 / 7,  2.0 / 9,  2.0 / 11, 2.0 / 13,
+                               2.0 / 15, 2.0 / 17, 2.0 / 19, 2.0 / 21, 2.0 / 23};
   const double tail = ss * Polynomial(kTerms, ss);
   const double half_ff = 0.5 * f * f;
   const double n = static_cast<double>(exponent);
@@ -128,17 +138,29 @@ double ContractPow(double base, double exponent) {
 }
 
 void ContractSinCos(double x, double* sin, double* cos) {
-  // Each difference is exact (or rounds once, in the third), whatever cancels: the products are, and
-  // the results are multiples of 2^-53 below 1.
+  // Each difference is exact (or rounds once, in the third), whatever cancels: the products are,
+  // and the results are multiples of 2^-53 below 1.
   const double k = Rint(x * kTwoOverPi);
   const double r = ((x - k * kHalfPi1) - k * kHalfPi2) - k * kHalfPi3;
   const double s = SinKernel(r);
   const double c = CosKernel(r);
   switch (static_cast<int64_t>(k) & 3) {
-    case 0: *sin = s; *cos = c; break;
-    case 1: *sin = c; *cos = -s; break;
-    case 2: *sin = -s; *cos = -c; break;
-    default: *sin = -c; *cos = s; break;
+    case 0:
+      *sin = s;
+      *cos = c;
+      break;
+    case 1:
+      *sin = c;
+      *cos = -s;
+      break;
+    case 2:
+      *sin = -s;
+      *cos = -c;
+      break;
+    default:
+      *sin = -c;
+      *cos = s;
+      break;
   }
 }
 
@@ -155,11 +177,11 @@ size_t AttnScratchFloats(int64_t head_dim) {
 }
 
 // Scores [num_heads][keys], sum lanes [num_heads][16], accumulators [num_heads][channels], fp32
-// copies of a group of K or V (at least 16 KB), and room to align.
+// copies of a group of K or V (at least 16 KB) and of its scales, and room to align.
 size_t DraftScratchFloats(int64_t num_heads, int64_t num_keys, int64_t head_dim) {
   const size_t channels = RoundUp16(head_dim);
   const size_t per_head = RoundUp16(num_keys) + kKvLanes + channels;
-  return static_cast<size_t>(num_heads) * per_head + 4096 + kDraftGroup * channels + 64;
+  return static_cast<size_t>(num_heads) * per_head + 4096 + (kDraftGroup + 2) * channels + 64;
 }
 
 }  // namespace vericache

@@ -1,5 +1,5 @@
-// Attention over draft KV: tables bit for bit against each other, the judge against dense softmax in
-// fp64 over values that the test stored through its own reading of kv_view.h.
+// Attention over draft KV: tables bit for bit against each other, the judge against dense softmax
+// in fp64 over values that the test stored through its own reading of kv_view.h.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -16,14 +16,17 @@ constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 // A draft KV head with random codes, and what its rows mean.
 class TestDraft {
  public:
-  TestDraft(DraftFormat k_format, DraftFormat v_format, int head_dim, int64_t groups,
-            int64_t tail, uint64_t seed)
+  TestDraft(DraftFormat k_format, DraftFormat v_format, int head_dim, int64_t groups, int64_t tail,
+            uint64_t seed)
       : random_(seed), dim_(head_dim), padded_((head_dim + 15) / 16 * 16) {
     const int64_t keys = groups * 32 + tail;
     k_.assign(keys * dim_, 0.0f);
     v_.assign(keys * dim_, 0.0f);
-    view_ = {.k_format = k_format, .v_format = v_format, .head_dim = head_dim,
-             .num_groups = groups, .num_tail = tail};
+    view_ = {.k_format = k_format,
+             .v_format = v_format,
+             .head_dim = head_dim,
+             .num_groups = groups,
+             .num_tail = tail};
     for (int64_t g = 0; g < groups; ++g) {
       FillKeys(k_format, g);
       FillValues(v_format, g);
@@ -169,8 +172,8 @@ TEST(DraftAttention, TablesAgreeForEveryFormatAndSize) {
   }
 }
 
-// Bound: as in attention_test.cc, with u = 2^-24 and |v| <= 4; dequantising adds one rounding to each
-// key and value.
+// Bound: as in attention_test.cc, with u = 2^-24 and |v| <= 4; dequantising adds one rounding to
+// each key and value.
 TEST(DraftAttention, StaysNearDenseSoftmaxOverTheDequantisedValues) {
   for (const DraftFormat k_format : kFormats) {
     for (const DraftFormat v_format : kFormats) {
@@ -213,8 +216,7 @@ TEST(DraftAttention, HeadsTogetherEqualOneByOne) {
     const auto together = Attend(*table, draft.view(), q, 7);
     for (int h = 0; h < 7; ++h) {
       const std::vector<float> one(q.begin() + h * 64, q.begin() + (h + 1) * 64);
-      const std::vector<float> expected(together.begin() + h * 64,
-                                        together.begin() + (h + 1) * 64);
+      const std::vector<float> expected(together.begin() + h * 64, together.begin() + (h + 1) * 64);
       EXPECT_TRUE(AllSameBits(Attend(*table, draft.view(), one, 1), expected)) << table->name;
     }
   }

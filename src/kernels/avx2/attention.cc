@@ -1,8 +1,9 @@
 // Attention over full KV: one pass over the blocks of a segment, each read once for all rows.
 //
 // A block of 64 keys goes through three steps for all rows together: scores (register tiles over
-// 16-key groups), softmax (16 lanes), values (register tiles over 16-channel groups). With many rows
-// the f16 keys and values of a group are converted to fp32 once, into L1; with few, on the fly.
+// 16-key groups), softmax (16 lanes), values (register tiles over 16-channel groups). With many
+// rows the f16 keys and values of a group are converted to fp32 once, into L1; with few, on the
+// fly.
 #include "kernels/avx2/attention_tiles.h"
 #include "kernels/avx2/vec16.h"
 #include "kernels/scalar/scalar_math.h"
@@ -62,8 +63,8 @@ VC_INLINE float MaxOfRow(const float* p, int64_t valid, float old_max) {
   const Vec16 sum = Add(Add(s0, s1), Add(s2, s3));
   const Vec16 difference = Sub(sum, sum);
   if (Any(Unordered(difference, difference)) || old_max != old_max) return __builtin_nanf("");
-  return MaxLane(MaxOrSecond(MaxOrSecond(MaxOrSecond(s0, s1), MaxOrSecond(s2, s3)),
-                             Set(old_max))) + 0.0f;
+  return MaxLane(MaxOrSecond(MaxOrSecond(MaxOrSecond(s0, s1), MaxOrSecond(s2, s3)), Set(old_max))) +
+         0.0f;
 }
 
 // Scores to probabilities, added to the sum lanes.
@@ -80,8 +81,8 @@ VC_INLINE void ExponentialsOfRow(const Exp2NonPositiveNoNan& exp2, float* p, int
   Store(sum, lanes);
 }
 
-// Softmax of the rows of a tile, from r on: first all maxima, then all exponentials, so that neither
-// loop waits for a long chain. kFull: all rows see all 64 keys.
+// Softmax of the rows of a tile, from r on: first all maxima, then all exponentials, so that
+// neither loop waits for a long chain. kFull: all rows see all 64 keys.
 template <bool kFull>
 VC_NOINLINE void SoftmaxRows(const BlockRows& b, int64_t r, int64_t rows) {
   float new_max[6];
@@ -130,8 +131,7 @@ void ValuesAtEdge(const BlockRows& b, F16Source v) {
     PvRows(rows, args, b.p + r * 64, v, num_groups, 0, common, b.state.acc + r * b.padded);
     for (int64_t i = r; i < r + rows; ++i) {
       if (b.valid[i] == common) continue;
-      PvRows(1, args, b.p + i * 64, v, num_groups, common, b.valid[i],
-             b.state.acc + i * b.padded);
+      PvRows(1, args, b.p + i * 64, v, num_groups, common, b.valid[i], b.state.acc + i * b.padded);
     }
     r += rows;
   }
@@ -142,8 +142,8 @@ VC_NOINLINE void Values(const BlockRows& b, F16Source v) {
   const int64_t end = b.valid[r];
   if (end != b.valid[b.num_rows - 1]) return ValuesAtEdge(b, v);
   const PvArgs args{64 * 16, 64, b.padded};
-  PvAllRows(b.num_rows - r, args, b.p + r * 64, v, b.padded / 16, end,
-            b.state.acc + r * b.padded, b.copy);
+  PvAllRows(b.num_rows - r, args, b.p + r * 64, v, b.padded / 16, end, b.state.acc + r * b.padded,
+            b.copy);
 }
 
 void AttendSegment(const FullKvView& kv, int kv_head, const AttnRows& rows, int64_t segment,

@@ -90,27 +90,39 @@ VC_NOINLINE void QkGroups(const QkArgs& args, const float* q, Source k, int64_t 
 // Scores of `rows` (1 to 6) rows over `num_groups` groups of 16 keys.
 void QkRows(int rows, const QkArgs& args, const float* q, F32Source k, int64_t groups, float* s) {
   switch (rows) {
-    case 1: return QkGroups<1, 4>(args, q, k, groups, s);
-    case 2: return QkGroups<2, 2>(args, q, k, groups, s);
-    case 3: return QkGroups<3, 2>(args, q, k, groups, s);
-    case 4: return QkGroups<4, 1>(args, q, k, groups, s);
-    case 5: return QkGroups<5, 1>(args, q, k, groups, s);
-    default: return QkGroups<6, 1>(args, q, k, groups, s);
+    case 1:
+      return QkGroups<1, 4>(args, q, k, groups, s);
+    case 2:
+      return QkGroups<2, 2>(args, q, k, groups, s);
+    case 3:
+      return QkGroups<3, 2>(args, q, k, groups, s);
+    case 4:
+      return QkGroups<4, 1>(args, q, k, groups, s);
+    case 5:
+      return QkGroups<5, 1>(args, q, k, groups, s);
+    default:
+      return QkGroups<6, 1>(args, q, k, groups, s);
   }
 }
 void QkRows(int rows, const QkArgs& args, const float* q, F16Source k, int64_t groups, float* s) {
   switch (rows) {
-    case 1: return QkGroups<1, 4>(args, q, k, groups, s);
-    case 2: return QkGroups<2, 2>(args, q, k, groups, s);
-    case 3: return QkGroups<3, 1>(args, q, k, groups, s);
-    case 4: return QkGroups<4, 1>(args, q, k, groups, s);
-    case 5: return QkGroups<5, 1>(args, q, k, groups, s);
-    default: return QkGroups<6, 1>(args, q, k, groups, s);
+    case 1:
+      return QkGroups<1, 4>(args, q, k, groups, s);
+    case 2:
+      return QkGroups<2, 2>(args, q, k, groups, s);
+    case 3:
+      return QkGroups<3, 1>(args, q, k, groups, s);
+    case 4:
+      return QkGroups<4, 1>(args, q, k, groups, s);
+    case 5:
+      return QkGroups<5, 1>(args, q, k, groups, s);
+    default:
+      return QkGroups<6, 1>(args, q, k, groups, s);
   }
 }
 
-// acc[r * lda + g * 16 + lane] += sum over keys j in [begin, end) of p[r * ldp + j] * v[g][j][lane];
-// v's groups are `stride` values apart.
+// acc[r * lda + g * 16 + lane] += sum over keys j in [begin, end) of p[r * ldp + j] *
+// v[g][j][lane]; v's groups are `stride` values apart.
 template <int R, int G, typename Source>
 VC_INLINE void PvTile(const float* p, int64_t ldp, Source v, int64_t stride, int64_t begin,
                       int64_t end, float* acc, int64_t lda) {
@@ -158,23 +170,35 @@ VC_NOINLINE void PvGroups(const PvArgs& b, const float* p, Source v, int64_t num
 void PvRows(int rows, const PvArgs& b, const float* p, F32Source v, int64_t groups, int64_t begin,
             int64_t end, float* acc) {
   switch (rows) {
-    case 1: return PvGroups<1, 4>(b, p, v, groups, begin, end, acc);
-    case 2: return PvGroups<2, 2>(b, p, v, groups, begin, end, acc);
-    case 3: return PvGroups<3, 2>(b, p, v, groups, begin, end, acc);
-    case 4: return PvGroups<4, 1>(b, p, v, groups, begin, end, acc);
-    case 5: return PvGroups<5, 1>(b, p, v, groups, begin, end, acc);
-    default: return PvGroups<6, 1>(b, p, v, groups, begin, end, acc);
+    case 1:
+      return PvGroups<1, 4>(b, p, v, groups, begin, end, acc);
+    case 2:
+      return PvGroups<2, 2>(b, p, v, groups, begin, end, acc);
+    case 3:
+      return PvGroups<3, 2>(b, p, v, groups, begin, end, acc);
+    case 4:
+      return PvGroups<4, 1>(b, p, v, groups, begin, end, acc);
+    case 5:
+      return PvGroups<5, 1>(b, p, v, groups, begin, end, acc);
+    default:
+      return PvGroups<6, 1>(b, p, v, groups, begin, end, acc);
   }
 }
 void PvRows(int rows, const PvArgs& b, const float* p, F16Source v, int64_t groups, int64_t begin,
             int64_t end, float* acc) {
   switch (rows) {
-    case 1: return PvGroups<1, 4>(b, p, v, groups, begin, end, acc);
-    case 2: return PvGroups<2, 2>(b, p, v, groups, begin, end, acc);
-    case 3: return PvGroups<3, 1>(b, p, v, groups, begin, end, acc);
-    case 4: return PvGroups<4, 1>(b, p, v, groups, begin, end, acc);
-    case 5: return PvGroups<5, 1>(b, p, v, groups, begin, end, acc);
-    default: return PvGroups<6, 1>(b, p, v, groups, begin, end, acc);
+    case 1:
+      return PvGroups<1, 4>(b, p, v, groups, begin, end, acc);
+    case 2:
+      return PvGroups<2, 2>(b, p, v, groups, begin, end, acc);
+    case 3:
+      return PvGroups<3, 1>(b, p, v, groups, begin, end, acc);
+    case 4:
+      return PvGroups<4, 1>(b, p, v, groups, begin, end, acc);
+    case 5:
+      return PvGroups<5, 1>(b, p, v, groups, begin, end, acc);
+    default:
+      return PvGroups<6, 1>(b, p, v, groups, begin, end, acc);
   }
 }
 
@@ -223,8 +247,8 @@ VC_INLINE void QkAllRows(int64_t rows, const QkArgs& args, const float* q, F16So
 }
 
 // The same for values: adds keys [0, end) to all rows. copy: [2][stride].
-inline void PvAllRows(int64_t rows, const PvArgs& args, const float* p, F16Source v,
-                      int64_t groups, int64_t end, float* acc, float* copy) {
+inline void PvAllRows(int64_t rows, const PvArgs& args, const float* p, F16Source v, int64_t groups,
+                      int64_t end, float* acc, float* copy) {
   const int first = TileRows(rows);
   if (first == rows) return PvRows(first, args, p, v, groups, 0, end, acc);
   const int64_t step = GroupsPerCopy(args.stride);

@@ -15,53 +15,75 @@ struct Draft {
   int64_t head_dim;
   int64_t padded;
   int64_t num_keys;
-  int64_t ldp;  // keys rounded up to 16
-  float* p;     // [num_heads][ldp]
-  float* acc;   // [num_heads][padded]
-  float* copy;  // one group in fp32
+  int64_t ldp;    // keys rounded up to 16
+  float* p;       // [num_heads][ldp]
+  float* acc;     // [num_heads][padded]
+  float* copy;    // one group in fp32
+  float* scales;  // its scales, then its minima, in fp32
 };
 
-VC_INLINE Vec16 F16Lanes(uint16_t value) { return Set(_cvtsh_ss(value)); }
-
-// [head_dim][16] for the keys of half 0, then the same for half 1.
-void DequantizeKeys(const DraftHeadView& kv, int64_t group, float* dst) {
-  float* dst_high = dst + static_cast<int64_t>(kv.head_dim) * 16;
-  for (int64_t d = 0; d < kv.head_dim; ++d) {
-    const int64_t channel = group * kv.head_dim + d;
-    const Vec16 scale = F16Lanes(kv.k_scale[channel]);
-    const Vec16 min = F16Lanes(kv.k_min[channel]);
-    Vec16 low, high;
-    if (kv.k_format == DraftFormat::kInt8) {
-      low = LoadBytes(kv.k_data + channel * 32);
-      high = LoadBytes(kv.k_data + channel * 32 + 16);
-    } else {
-      LoadNibbles(kv.k_data + channel * 16, &low, &high);
-    }
-    Store(Fma(scale, low, min), dst + d * 16);
-    Store(Fma(scale, high, min), dst_high + d * 16);
+// Scales and minima of one group in fp32, n of each.
+void WidenScales(const uint16_t* scale, const uint16_t* min, int64_t n, float* dst) {
+  int64_t i = 0;
+  for (; i + 16 <= n; i += 16) {
+    Store(Load(scale + i), dst + i);
+    Store(Load(min + i), dst + n + i);
+  }
+  if (i < n) {
+    StoreFirst(LoadFirst(scale + i, n - i), dst + i, n - i);
+    StoreFirst(LoadFirst(min + i, n - i), dst + n + i, n - i);
   }
 }
 
-// [head_dim / 16][32 keys][16].
-void DequantizeValues(const DraftHeadView& kv, int64_t group, float* dst) {
-  const int64_t parts = kv.head_dim / 32;
-  for (int64_t j = 0; j < kDraftGroup; ++j) {
-    for (int64_t c = 0; c < parts; ++c) {
-      const int64_t part = (group * kDraftGroup + j) * parts + c;
-      const Vec16 scale = F16Lanes(kv.v_scale[part]);
-      const Vec16 min = F16Lanes(kv.v_min[part]);
-      Vec16 low, high;
-      if (kv.v_format == DraftFormat::kInt8) {
-        low = LoadBytes(kv.v_data + part * 32);
-        high = LoadBytes(kv.v_data + part * 32 + 16);
-      } else {
-        LoadNibbles(kv.v_data + part * 16, &low, &high);
-      }
-      Store(Fma(scale, low, min), dst + (2 * c * kDraftGroup + j) * 16);
-      Store(Fma(scale, high, min), dst + ((2 * c + 1) * kDraftGroup + j) * 16);
+// Codes i of 32 to fp32: 0 to 15 into `low`, the others into `high`.
+template <DraftFormat kFormat>
+VC_INLINE void Dequantize32(const uint8_t* data, int64_t i, float scale, float min, float* low,
+                            float* high) {
+  constexpr int64_t kBytes = kFormat == DraftFormat::kInt8 ? 32 : 16;
+  __builtin_prefetch(data + i * kBytes + 4096, 0, 2);
+  Vec16 a, b;
+  if constexpr (kFormat == DraftFormat::kInt8) {
+    a = LoadBytes(data + i * kBytes);
+    b = LoadBytes(data + i * kBytes + 16);
+  } else {
+    LoadNibbles(data + i * kBytes, &a, &b);
+  }
+  Store(Fma(Set(scale), a, Set(min)), low);
+  Store(Fma(Set(scale), b, Set(min)), high);
+}
+
+// One group of keys as [2][head_dim][16].
+template <DraftFormat kFormat>
+void DequantizeKeys(const Draft& a, int64_t group) {
+  const int64_t n = a.head_dim;
+  const int64_t first = group * n;
+  WidenScales(a.kv->k_scale + first, a.kv->k_min + first, n, a.scales);
+  for (int64_t d = 0; d < n; ++d) {
+    Dequantize32<kFormat>(a.kv->k_data, first + d, a.scales[d], a.scales[n + d], a.copy + d * 16,
+                          a.copy + (n + d) * 16);
+  }
+}
+
+// One group of values as [head_dim / 16][32 keys][16].
+template <DraftFormat kFormat>
+void DequantizeValues(const Draft& a, int64_t group) {
+  const int64_t parts = a.head_dim / 32;  // of a key
+  const int64_t n = kDraftGroup * parts;
+  const int64_t first = group * n;
+  WidenScales(a.kv->v_scale + first, a.kv->v_min + first, n, a.scales);
+  for (int64_t c = 0; c < parts; ++c) {
+    float* low = a.copy + 2 * c * kDraftGroup * 16;
+    float* high = low + kDraftGroup * 16;
+    for (int64_t j = 0; j < kDraftGroup; ++j) {
+      const int64_t i = j * parts + c;
+      Dequantize32<kFormat>(a.kv->v_data, first + i, a.scales[i], a.scales[n + i], low + j * 16,
+                            high + j * 16);
     }
   }
 }
+
+// The next f16 groups, to be fetched while these are read; behind the end nothing is loaded.
+VC_INLINE F16Source Halves(const uint16_t* data) { return {data, data + 4096}; }
 
 // Scores over dequantised groups.
 void ScoreCopied(const Draft& a, int64_t key) {
@@ -74,8 +96,8 @@ void ScoreCopied(const Draft& a, int64_t key) {
 }
 // Scores over `num_groups` groups of 16 keys in f16.
 void ScoreHalves(const Draft& a, const uint16_t* k, int64_t key, int64_t num_groups) {
-  QkAllRows(a.num_heads, {a.head_dim, kLog2E, a.ldp}, a.q, F16Source{k, k}, num_groups, a.p + key,
-            a.copy, [](int64_t, int64_t) {});
+  QkAllRows(a.num_heads, {a.head_dim, kLog2E, a.ldp}, a.q, Halves(k), num_groups, a.p + key, a.copy,
+            [](int64_t, int64_t) {});
 }
 
 void Scores(const Draft& a) {
@@ -84,7 +106,8 @@ void Scores(const Draft& a) {
     ScoreHalves(a, reinterpret_cast<const uint16_t*>(kv.k_data), 0, 2 * kv.num_groups);
   } else {
     for (int64_t g = 0; g < kv.num_groups; ++g) {
-      DequantizeKeys(kv, g, a.copy);
+      kv.k_format == DraftFormat::kInt8 ? DequantizeKeys<DraftFormat::kInt8>(a, g)
+                                        : DequantizeKeys<DraftFormat::kInt4>(a, g);
       ScoreCopied(a, g * kDraftGroup);
     }
   }
@@ -134,8 +157,8 @@ void AddCopied(const Draft& a, int64_t key) {
 }
 // Adds `valid` values from a group of `stored` keys in f16.
 void AddHalves(const Draft& a, const uint16_t* v, int64_t key, int64_t stored, int64_t valid) {
-  PvAllRows(a.num_heads, {stored * 16, a.ldp, a.padded}, a.p + key, F16Source{v, v},
-            a.padded / 16, valid, a.acc, a.copy);
+  PvAllRows(a.num_heads, {stored * 16, a.ldp, a.padded}, a.p + key, Halves(v), a.padded / 16, valid,
+            a.acc, a.copy);
 }
 
 void Values(const Draft& a) {
@@ -145,7 +168,8 @@ void Values(const Draft& a) {
     if (kv.v_format == DraftFormat::kF16) {
       AddHalves(a, halves + g * a.padded * kDraftGroup, g * kDraftGroup, kDraftGroup, kDraftGroup);
     } else {
-      DequantizeValues(kv, g, a.copy);
+      kv.v_format == DraftFormat::kInt8 ? DequantizeValues<DraftFormat::kInt8>(a, g)
+                                        : DequantizeValues<DraftFormat::kInt4>(a, g);
       AddCopied(a, g * kDraftGroup);
     }
   }
@@ -167,7 +191,8 @@ void AttendDraft(const DraftHeadView& kv, const float* q, int num_heads, float* 
   a.ldp = (a.num_keys + 15) / 16 * 16;
   a.p = reinterpret_cast<float*>((reinterpret_cast<uintptr_t>(scratch) + 63) & ~uintptr_t{63});
   a.acc = a.p + num_heads * a.ldp;
-  a.copy = a.acc + num_heads * a.padded;
+  a.scales = a.acc + num_heads * a.padded;
+  a.copy = a.scales + 2 * a.padded;
   Scores(a);
   for (int64_t i = 0; i < num_heads * a.padded; ++i) a.acc[i] = 0.0f;
   float inv_of_head[kMaxAttnRows];

@@ -151,9 +151,8 @@ ArgmaxResult Argmax(const float* x, int64_t n) {
 }
 
 void ExpRow(const float* x, int64_t n, float* y) {
-  ForVectors(n, [&](int64_t i, int64_t count) {
-    StoreUpTo(Exp(LoadUpTo(x + i, count)), y + i, count);
-  });
+  ForVectors(
+      n, [&](int64_t i, int64_t count) { StoreUpTo(Exp(LoadUpTo(x + i, count)), y + i, count); });
 }
 
 }  // namespace

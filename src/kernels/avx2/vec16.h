@@ -80,9 +80,9 @@ VC_INLINE bool Any(Mask16 m) { return _mm256_movemask_ps(_mm256_or_ps(m.lo, m.hi
 VC_INLINE Mask16 FirstLanes(int64_t n) {
   const __m256i count = _mm256_set1_epi32(static_cast<int32_t>(n));
   const __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
-  return {_mm256_castsi256_ps(_mm256_cmpgt_epi32(count, lane)),
-          _mm256_castsi256_ps(
-              _mm256_cmpgt_epi32(count, _mm256_add_epi32(lane, _mm256_set1_epi32(8))))};
+  return {
+      _mm256_castsi256_ps(_mm256_cmpgt_epi32(count, lane)),
+      _mm256_castsi256_ps(_mm256_cmpgt_epi32(count, _mm256_add_epi32(lane, _mm256_set1_epi32(8))))};
 }
 VC_INLINE Vec16 Select(Mask16 m, Vec16 yes, Vec16 no) {
   return {_mm256_blendv_ps(no.lo, yes.lo, m.lo), _mm256_blendv_ps(no.hi, yes.hi, m.hi)};
@@ -113,18 +113,20 @@ VC_INLINE void StoreF16Saturated(Vec16 v, uint16_t* p) {
 }
 
 // Unsigned bytes and nibbles to fp32, exactly.
-VC_INLINE Vec16 FromBytes(__m128i bytes) {
-  return {_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(bytes)),
-          _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_unpackhi_epi64(bytes, bytes)))};
+VC_INLINE __m256i WidenBytes(const uint8_t* p) {  // 8 bytes
+  return _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
 }
 VC_INLINE Vec16 LoadBytes(const uint8_t* p) {
-  return FromBytes(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  return {_mm256_cvtepi32_ps(WidenBytes(p)), _mm256_cvtepi32_ps(WidenBytes(p + 8))};
 }
 VC_INLINE void LoadNibbles(const uint8_t* p, Vec16* low, Vec16* high) {
-  const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
-  const __m128i mask = _mm_set1_epi8(15);
-  *low = FromBytes(_mm_and_si128(bytes, mask));
-  *high = FromBytes(_mm_and_si128(_mm_srli_epi16(bytes, 4), mask));
+  const __m256i mask = _mm256_set1_epi32(15);
+  const __m256i a = WidenBytes(p);
+  const __m256i b = WidenBytes(p + 8);
+  *low = {_mm256_cvtepi32_ps(_mm256_and_si256(a, mask)),
+          _mm256_cvtepi32_ps(_mm256_and_si256(b, mask))};
+  *high = {_mm256_cvtepi32_ps(_mm256_srli_epi32(a, 4)),
+           _mm256_cvtepi32_ps(_mm256_srli_epi32(b, 4))};
 }
 
 // The contract's tree: lane[i] += lane[i + s] for s = 8, 4, 2, 1.

@@ -92,8 +92,8 @@ void KeyScores(const FullKvView& kv, int kv_head, const AttnRows& rows, int64_t 
                int64_t key_end, float* scores, int64_t ld) {
   for (int64_t r = 0; r < rows.num_rows; ++r) {
     for (int64_t j = key_begin; j < key_end; ++j) {
-      scores[r * ld + j] = Score(kv.shape, kv.Head(j / 64, kv_head), j % 64,
-                                 rows.q + r * kv.shape.head_dim);
+      scores[r * ld + j] =
+          Score(kv.shape, kv.Head(j / 64, kv_head), j % 64, rows.q + r * kv.shape.head_dim);
     }
   }
 }

@@ -1,9 +1,9 @@
 // Attention over draft KV, the judge.
 //
-// The draft side may round as it likes, but a run must replay on any ISA, so the order is fixed here:
-// a code is dequantised to fma(scale, code, min) in fp32, and then one position is attended to as in
-// docs/exactness.md with all keys as a single block: scores by an FMA chain over channels, one max
-// over all keys, sum lane = key index mod 16, PV by an FMA chain over keys in order.
+// The draft side may round as it likes, but a run must replay on any ISA, so the order is fixed
+// here: a code is dequantised to fma(scale, code, min) in fp32, and then one position is attended
+// to as in docs/exactness.md with all keys as a single block: scores by an FMA chain over channels,
+// one max over all keys, sum lane = key index mod 16, PV by an FMA chain over keys in order.
 #include "base/float16.h"
 #include "kernels/scalar/scalar_math.h"
 #include "kernels/table_parts.h"
