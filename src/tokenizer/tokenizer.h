@@ -49,12 +49,12 @@ class Tokenizer {
   // if `special` is kAsText.
   std::string Decode(absl::Span<const TokenId> ids, SpecialText special) const;
 
-  virtual bool IsControl(TokenId id) const = 0;  // never shown to users
+  virtual bool IsControl(TokenId id) const = 0;          // never shown to users
   virtual bool IsEndOfGeneration(TokenId id) const = 0;  // EOS, EOT (<|im_end|>, ...)
   virtual int64_t vocab_size() const = 0;
-  virtual TokenId bos_id() const = 0;  // -1 if none
-  virtual TokenId eos_id() const = 0;  // -1 if none
-  virtual bool add_bos() const = 0;    // raw prompts begin with BOS (case 20)
+  virtual TokenId bos_id() const = 0;             // -1 if none
+  virtual TokenId eos_id() const = 0;             // -1 if none
+  virtual bool add_bos() const = 0;               // raw prompts begin with BOS (case 20)
   virtual const std::string& digest() const = 0;  // hex SHA-256 over all tables and settings
 };
 

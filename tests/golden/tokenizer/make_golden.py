@@ -6,7 +6,7 @@
 Run at the root of the repository.
   tiny-KIND.gguf, tiny-KIND.json  a small vocabulary for each pre-tokenizer, trained here on the
                   system's Python library, and its ids: tests that always run.
-  sweep.json      digests of the pieces, and of the NFC, of texts around every interesting character.
+  sweep.json      digests of pieces, and of NFC, of texts around every interesting character.
                   Ids alone would not do: a wrong cut shows only where some merge crosses it.
   NAME.json       ids for real vocabularies, too big to commit: with --models the folder that holds
                   smollm2-135m.gguf and qwen2.5-coder-0.5b.gguf (scripts/fetch_model.sh), with
