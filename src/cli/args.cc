@@ -1,0 +1,224 @@
+#include "cli/args.h"
+
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <cctype>
+#include <cmath>
+#include <cstdlib>
+#include <random>
+
+#include "base/text.h"
+#include "base/types.h"
+#include "cli/errors.h"
+#include "vericache/engine.h"
+
+namespace vericache::cli {
+namespace {
+
+// VERICACHE_DRAFT_LEN of "--draft-len" or "-x,--draft-len"; the first long name counts.
+std::string EnvironmentName(const std::string& names) {
+  const size_t begin = names.find("--") + 2;
+  std::string name = "VERICACHE_";
+  for (size_t i = begin; i < names.size() && names[i] != ','; ++i)
+    name += names[i] == '-' ? '_' : static_cast<char>(std::toupper(names[i]));
+  return name;
+}
+
+absl::Status ParseReal(const std::string& text, float min, float max, float* value) {
+  double parsed = 0;
+  if (!ParseDouble(text, &parsed) || !std::isfinite(parsed) || parsed < min || parsed > max)
+    return absl::InvalidArgumentError(
+        fmt::format("'{}' is not a number from {} to {}", text, min, max));
+  *value = static_cast<float>(parsed);
+  return absl::OkStatus();
+}
+
+// 53 bits, so that a receipt's seed survives readers that keep numbers as doubles.
+uint64_t RandomSeed() {
+  std::random_device device;
+  const uint64_t high = device(), low = device();
+  return (high << 32 | low) & ((uint64_t{1} << 53) - 1);
+}
+
+}  // namespace
+
+absl::Status ParseInteger(const std::string& text, int64_t min, int64_t max, int64_t* value) {
+  int64_t parsed = 0;
+  if (!ParseInt(text, &parsed) || parsed < min || parsed > max)
+    return absl::InvalidArgumentError(
+        fmt::format("'{}' is not a whole number from {} to {}", text, min, max));
+  *value = parsed;
+  return absl::OkStatus();
+}
+
+absl::Status ParseBytes(const std::string& text, uint64_t* bytes) {
+  std::string_view rest = text;
+  int shift = 0;
+  if (rest.ends_with('B')) rest.remove_suffix(rest.ends_with("iB") ? 2 : 1);
+  constexpr std::string_view kUnits = "KMGT";
+  if (!rest.empty()) {
+    const size_t unit = kUnits.find(static_cast<char>(std::toupper(rest.back())));
+    if (unit != std::string_view::npos) {
+      shift = 10 * (static_cast<int>(unit) + 1);
+      rest.remove_suffix(1);
+    }
+  }
+  double number = 0;
+  if (!ParseDouble(rest, &number) || !std::isfinite(number) || number <= 0 ||
+      std::ldexp(number, shift) > 1e18)
+    return absl::InvalidArgumentError(fmt::format("'{}' is not a size such as 8GiB or 512M", text));
+  *bytes = static_cast<uint64_t>(std::ldexp(number, shift));
+  return absl::OkStatus();
+}
+
+void Flags::Finish(CLI::Option* option, const std::string& what) {
+  option->group(group_);
+  if (!what.empty()) option->type_name(what);
+}
+
+void Flags::Custom(const std::string& names, const std::string& what, const std::string& help,
+                   std::function<absl::Status(const std::string&)> set) {
+  const std::string variable = EnvironmentName(names);
+  const std::string shown =
+      names.substr(names.find("--"), names.find(',', names.find("--")) - names.find("--"));
+  CLI::Option* option = app_->add_option(
+      names,
+      [set = std::move(set), shown, variable](const CLI::results_t& results) {
+        const std::string& text = results.back();
+        const absl::Status status = set(text);
+        if (status.ok()) return true;
+        const char* twin = std::getenv(variable.c_str());
+        const std::string source =
+            twin != nullptr && text == twin ? fmt::format("{} (or {})", shown, variable) : shown;
+        throw CLI::ValidationError(source, std::string(status.message()));
+      },
+      help);
+  option->envname(variable);
+  option->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
+  Finish(option, what);
+}
+
+void Flags::Text(const std::string& names, const std::string& what, const std::string& help,
+                 std::string* value) {
+  Custom(names, what, help, [value](const std::string& text) {
+    *value = text;
+    return absl::OkStatus();
+  });
+}
+
+void Flags::Name(const std::string& names, const std::string& what, const std::string& help,
+                 std::string* value) {
+  Custom(names, what, help, [value](const std::string& text) {
+    *value = text;
+    return text.empty() ? absl::InvalidArgumentError("the name is empty") : absl::OkStatus();
+  });
+}
+
+void Flags::Integer(const std::string& names, const std::string& what, const std::string& help,
+                    int64_t* value, int64_t min, int64_t max) {
+  Custom(names, what, help, [value, min, max](const std::string& text) {
+    return ParseInteger(text, min, max, value);
+  });
+}
+
+void Flags::Integer(const std::string& names, const std::string& what, const std::string& help,
+                    int* value, int min, int max) {
+  Custom(names, what, help, [value, min, max](const std::string& text) {
+    int64_t parsed = 0;
+    const absl::Status status = ParseInteger(text, min, max, &parsed);
+    if (status.ok()) *value = static_cast<int>(parsed);
+    return status;
+  });
+}
+
+void Flags::Real(const std::string& names, const std::string& what, const std::string& help,
+                 float* value, float min, float max) {
+  Custom(names, what, help,
+         [value, min, max](const std::string& text) { return ParseReal(text, min, max, value); });
+}
+
+void Flags::Switch(const std::string& names, const std::string& help, bool* value) {
+  CLI::Option* option = app_->add_flag(names, *value, help);
+  option->envname(EnvironmentName(names));
+  Finish(option, "");
+}
+
+void Flags::Positional(const std::string& what, const std::string& help, std::string* value) {
+  Finish(app_->add_option(what, *value, help), "");
+}
+
+void Flags::Examples(const std::string& text) {
+  app_->footer("Examples:\n" + text +
+               "\n\nEach flag can also be set by VERICACHE_<LONG NAME> in the environment.");
+}
+
+void ModelFlags::Declare(Flags* flags) {
+  flags->Group("Model");
+  flags->Name("-m,--model", "MODEL", "GGUF file, or the name of one in the models folder", &model);
+  flags->Integer("--ctx", "N", "Context in tokens (default: the model's, or what memory allows)",
+                 &ctx, 1, int64_t{1} << 40);
+  flags->Integer("--threads", "N", "Compute threads (default: physical cores at hand)", &threads, 1,
+                 1024);
+  flags->Switch("--progress", "Show progress even if stderr is no terminal", &progress);
+  flags->Group("");
+  flags->Text("--isa", "NAME", "Kernels: scalar, avx2", &isa);
+  flags->Integer("--chunk", "N", "Rows of a prefill pass", &chunk, 1, 1 << 20);
+  flags->Group("Options");
+}
+
+void DecodingFlags::DeclareDraft(Flags* flags) {
+  flags->Group("Draft");
+  flags->Custom(
+      "--draft", "SPEC",
+      fmt::format("Draft KV: SELECTOR[:FRACTION][+CODEC], CODEC, or off (default {})", draft),
+      [this](const std::string& text) {
+        draft = text;
+        return CanonicalDraftSpec(text).status();
+      });
+  flags->Custom(
+      "--draft-len", "N", "Tokens drafted a round, or auto (default auto)",
+      [this](const std::string& text) {
+        int64_t parsed = 0;
+        if (text != "auto" && !ParseInteger(text, 1, kMaxDraftLen, &parsed).ok())
+          return absl::InvalidArgumentError(fmt::format(
+              "'{}' is neither auto nor a whole number from 1 to {}", text, kMaxDraftLen));
+        draft_len = static_cast<int>(parsed);
+        return absl::OkStatus();
+      });
+  flags->Group("Options");
+}
+
+void DecodingFlags::DeclareSampling(Flags* flags) {
+  flags->Group("Sampling");
+  flags->Real("--temp", "T", "Temperature, 0 to 100 (default 0: greedy)", &sampling.temperature, 0,
+              100);
+  flags->Integer("--top-k", "N", "Keep the N likeliest tokens (default 0: all)", &sampling.top_k, 0,
+                 int64_t{1} << 40);
+  flags->Real("--top-p", "P", "Keep the likeliest tokens that sum to P (default 1: all)",
+              &sampling.top_p, 1e-9F, 1);
+  flags->Real("--min-p", "P", "Keep tokens of at least P times the best's probability (default 0)",
+              &sampling.min_p, 0, 1);
+  flags->Custom("--seed", "N", "Seed of the sampling (default: random, and told)",
+                [this](const std::string& text) {
+                  uint64_t parsed = 0;
+                  if (text.find('-') != std::string::npos || !ParseInt(text, &parsed))
+                    return absl::InvalidArgumentError(fmt::format(
+                        "'{}' is not a whole number from 0 to 18446744073709551615", text));
+                  seed = parsed;
+                  return absl::OkStatus();
+                });
+  flags->Group("Options");
+}
+
+SamplingOptions DecodingFlags::SettleSampling() const {
+  SamplingOptions settled = sampling;
+  settled.seed = seed.value_or(0);
+  if (!seed.has_value() && settled.temperature > 0) {
+    settled.seed = RandomSeed();
+    Notice(fmt::format("seed {}", settled.seed));
+  }
+  return settled;
+}
+
+}  // namespace vericache::cli

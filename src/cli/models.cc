@@ -1,0 +1,62 @@
+#include "cli/models.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+
+#include "base/status_macros.h"
+#include "cli/errors.h"
+#include "hub/hub.h"
+
+namespace vericache::cli {
+
+absl::StatusOr<std::string> ModelsFolder() {
+  const char* cache = std::getenv("XDG_CACHE_HOME");
+  if (cache != nullptr && *cache != '\0') return std::string(cache) + "/vericache/models";
+  const char* home = std::getenv("HOME");
+  if (home != nullptr && *home != '\0') return std::string(home) + "/.cache/vericache/models";
+  return absl::FailedPreconditionError(
+      "there is no models folder: set HOME or XDG_CACHE_HOME, or give -m a path");
+}
+
+absl::StatusOr<std::string> FindModel(const std::string& name_or_path) {
+  if (name_or_path.empty())
+    return UsageError("no model given: -m takes a GGUF file or a name from `vericache pull`");
+  const absl::StatusOr<std::string> folder = ModelsFolder();
+  // A path needs no models folder.
+  if (!folder.ok() && access(name_or_path.c_str(), F_OK) == 0) return name_or_path;
+  if (!folder.ok()) return folder.status();
+  return ResolveModel(name_or_path, *folder);
+}
+
+ProgressWish WishOf(const ModelFlags& flags) {
+  return flags.progress ? ProgressWish::kAlways : ProgressWish::kTerminalOnly;
+}
+
+absl::StatusOr<std::unique_ptr<Engine>> LoadEngine(const ModelFlags& flags) {
+  EngineOptions options;
+  VC_ASSIGN_OR_RETURN(options.model_path, FindModel(flags.model));
+  options.num_threads = flags.threads;
+  options.context_length = flags.ctx;
+  options.isa = flags.isa;
+  options.prefill_chunk = flags.chunk;
+  ProgressBar bar("load", ProgressUnit::kBytes, WishOf(flags));
+  options.on_load = [&bar](uint64_t done, uint64_t total) {
+    bar.Update(static_cast<int64_t>(done), static_cast<int64_t>(total));
+  };
+  VC_ASSIGN_OR_RETURN(std::unique_ptr<Engine> engine, Engine::Load(options));
+  bar.Finish();
+  const ModelInfo& info = engine->info();
+  const std::string limit = info.context_length < info.model_context && flags.ctx == 0
+                                ? fmt::format(" of {} (what memory allows)", info.model_context)
+                                : "";
+  fmt::print(stderr, "model    {} ({}), context {}{}, {} thread{}, {}\n",
+             OneLine(info.name.empty() ? options.model_path : info.name), info.architecture,
+             info.context_length, limit, info.num_threads, info.num_threads == 1 ? "" : "s",
+             info.isa);
+  return engine;
+}
+
+}  // namespace vericache::cli
