@@ -55,6 +55,10 @@ TEST(EngineRegress, LogitsInTurns) {
   }
   const std::vector<RunResult> results = harness.RunBatch(tasks, knobs);
   for (size_t i = 0; i < tasks.size(); ++i) {
+    // A sequence that waits for its turn loses none of its round.
+    const RunResult alone = harness.Run(tasks[i], knobs[i]);
+    EXPECT_EQ(results[i].rounds, alone.rounds) << i;
+    EXPECT_EQ(results[i].accepted, alone.accepted) << i;
     knobs[i].draft = "off";
     EXPECT_EQ(results[i], harness.Run(tasks[i], knobs[i])) << i;
   }
