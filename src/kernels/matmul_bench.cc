@@ -3,9 +3,10 @@
 //
 //   matmul_bench [TYPE|all] [rows,rows,...] [threads,...] [table]
 //
-// Outputs are compared with the judge's before anything is timed: unequal bits, no number.
+// Outputs are compared with the judge's before anything is timed: unequal bits, no number. Figures
+// come from CPU time, since the machine is shared; those of the wall clock stand beside them.
 #include <algorithm>
-#include <cmath>
+#include <atomic>
 #include <cstdio>
 #include <cstring>
 #include <ctime>
@@ -22,20 +23,16 @@
 namespace vericache {
 namespace {
 
-// Wall time, or with one thread its CPU time, which other jobs on the machine do not stretch.
-class Stopwatch {
- public:
-  explicit Stopwatch(int num_threads) : cpu_(num_threads == 1), start_(Now()) {}
-  double Seconds() const { return Now() - start_; }
+double Now(clockid_t clock) {
+  timespec t;
+  clock_gettime(clock, &t);
+  return static_cast<double>(t.tv_sec) + 1e-9 * static_cast<double>(t.tv_nsec);
+}
 
- private:
-  double Now() const {
-    timespec t;
-    clock_gettime(cpu_ ? CLOCK_THREAD_CPUTIME_ID : CLOCK_MONOTONIC, &t);
-    return static_cast<double>(t.tv_sec) + 1e-9 * static_cast<double>(t.tv_nsec);
-  }
-  bool cpu_;
-  double start_;
+// Seconds of repeated regions: by the wall clock, and by the CPU time of the tasks divided by the
+// number of threads, which other jobs on the machine stretch far less.
+struct Samples {
+  std::vector<double> wall, cpu;
 };
 
 struct Case {
@@ -114,13 +111,34 @@ void FillActs(const KernelTable& table, const Case& c, int64_t rows, Acts* acts)
   }
 }
 
+// Runs the tasks on the pool; adds the CPU seconds of all of them to *cpu.
+template <typename Task>
+void TimedTasks(ThreadPool* pool, int64_t num_tasks, double* cpu, const Task& task_fn) {
+  std::atomic<double> seconds{0.0};
+  pool->ParallelFor(num_tasks, [&](int64_t task, int) {
+    const double start = Now(CLOCK_THREAD_CPUTIME_ID);
+    task_fn(task);
+    seconds.fetch_add(Now(CLOCK_THREAD_CPUTIME_ID) - start);
+  });
+  *cpu += seconds.load();
+}
+
+template <typename Body>
+void AddSample(ThreadPool* pool, const Body& body, Samples* samples) {
+  const double start = Now(CLOCK_MONOTONIC);
+  double cpu = 0.0;
+  body(&cpu);
+  samples->wall.push_back(Now(CLOCK_MONOTONIC) - start);
+  samples->cpu.push_back(cpu / pool->num_threads());
+}
+
 void Run(const KernelTable& table, const PackedMatrix& w, const Activations& x, int64_t rows,
-         ThreadPool* pool, float* y) {
+         ThreadPool* pool, float* y, double* cpu) {
   // Decoding has little work in a matrix: one task a thread, as a forward pass would do it.
   const int64_t tiles = (w.rows + kOutTile - 1) / kOutTile;
   const int64_t per_thread = (tiles + pool->num_threads() - 1) / pool->num_threads() * kOutTile;
   const int64_t step = rows < 8 ? per_thread : kOutsPerTask;
-  pool->ParallelFor((w.rows + step - 1) / step, [&](int64_t task, int) {
+  TimedTasks(pool, (w.rows + step - 1) / step, cpu, [&](int64_t task) {
     table.matmul(w, x, rows, task * step, std::min(w.rows, (task + 1) * step), y, w.rows);
   });
 }
@@ -164,77 +182,91 @@ int64_t Int8Peak(int64_t steps) { return steps; }
 
 volatile uint64_t g_sink;
 
-struct Times {
-  std::vector<double> kernel, read, peak;
+// One weight matrix in as many packed copies as make it come from memory, and the judge's copy.
+struct Bench {
+  const KernelTable& table;
+  const Case& c;
+  size_t bytes = 0;   // of one copy
+  size_t stride = 0;  // from copy to copy
+  size_t copies = 0;
+  AlignedBuffer<uint8_t> packed;
+  AlignedBuffer<uint8_t> judge_packed;
+
+  PackedMatrix Copy(size_t i) const { return {c.type, c.rows, c.cols, packed.data() + i * stride}; }
 };
 
-void BenchCase(const KernelTable& table, const Case& c, const std::vector<int64_t>& row_counts,
-               const std::vector<int>& thread_counts) {
+Bench MakeBench(const KernelTable& table, const Case& c) {
   const auto src = RandomMatrix(c);
   const KernelTable& judge = *AllKernelTables()[0];
-  const size_t bytes = table.packed_bytes(c.type, c.rows, c.cols);
-  const size_t stride = (bytes + 63) / 64 * 64;
-  const size_t copies = std::max<size_t>(1, kWorkingSetBytes / stride);
-  AlignedBuffer<uint8_t> packed(copies * stride);
-  const Stopwatch pack_watch(1);
-  table.pack(c.type, c.rows, c.cols, src.data(), packed.data(), 0, c.rows);
-  const double pack_seconds = pack_watch.Seconds();
-  for (size_t i = 1; i < copies; ++i) std::memcpy(packed.data() + i * stride, packed.data(), bytes);
-  AlignedBuffer<uint8_t> judge_packed(judge.packed_bytes(c.type, c.rows, c.cols));
-  judge.pack(c.type, c.rows, c.cols, src.data(), judge_packed.data(), 0, c.rows);
+  Bench bench{table, c};
+  bench.bytes = table.packed_bytes(c.type, c.rows, c.cols);
+  bench.stride = (bench.bytes + 63) / 64 * 64;
+  bench.copies = std::max<size_t>(1, kWorkingSetBytes / bench.stride);
+  bench.packed.Resize(bench.copies * bench.stride);
+  bench.packed.Fill(0);  // so that packing is not timed with page faults
+  const double start = Now(CLOCK_THREAD_CPUTIME_ID);
+  table.pack(c.type, c.rows, c.cols, src.data(), bench.packed.data(), 0, c.rows);
+  const double seconds = Now(CLOCK_THREAD_CPUTIME_ID) - start;
+  for (size_t i = 1; i < bench.copies; ++i) {
+    std::memcpy(bench.packed.data() + i * bench.stride, bench.packed.data(), bench.bytes);
+  }
+  bench.judge_packed.Resize(judge.packed_bytes(c.type, c.rows, c.cols));
+  judge.pack(c.type, c.rows, c.cols, src.data(), bench.judge_packed.data(), 0, c.rows);
+  const double weights = static_cast<double>(c.rows * c.cols);
   std::printf("%s %ldx%ld  %.4f B/weight (file %.4f), pack %.2f Gweights/s\n",
               InfoOf(c.type).name, static_cast<long>(c.rows), static_cast<long>(c.cols),
-              static_cast<double>(bytes) / static_cast<double>(c.rows * c.cols),
-              static_cast<double>(src.size()) / static_cast<double>(c.rows * c.cols),
-              static_cast<double>(c.rows * c.cols) / pack_seconds * 1e-9);
-  for (int64_t rows : row_counts) {
-    Acts acts;
-    FillActs(table, c, rows, &acts);
-    std::vector<float> want(rows * c.rows), y(rows * c.rows);
-    judge.matmul({c.type, c.rows, c.cols, judge_packed.data()}, acts.view, rows, 0, c.rows,
-                 want.data(), c.rows);
-    for (int threads : thread_counts) {
-      ThreadPool pool(threads);
-      const PackedMatrix first = {c.type, c.rows, c.cols, packed.data()};
-      Run(table, first, acts.view, rows, &pool, y.data());
-      VC_CHECK(std::memcmp(y.data(), want.data(), y.size() * sizeof(float)) == 0);
-      // Few rows walk through all copies (memory-bound); many need no more than one.
-      const size_t used = rows < 8 ? copies : std::min<size_t>(copies, rows < 32 ? 8 : 2);
-      const double ops = 2.0 * static_cast<double>(c.rows * c.cols * rows) * used;
-      const double read_bytes = static_cast<double>(bytes) * used;
-      const int64_t peak_steps = 2'000'000;
-      Times times;
-      for (int round = 0; round < kRounds; ++round) {
-        Stopwatch watch(threads);
-        for (size_t i = 0; i < used; ++i) {
-          const PackedMatrix w = {c.type, c.rows, c.cols, packed.data() + i * stride};
-          Run(table, w, acts.view, rows, &pool, y.data());
-        }
-        times.kernel.push_back(watch.Seconds());
-        watch = Stopwatch(threads);
-        const size_t part = (used * stride / threads + 63) / 64 * 64;
-        pool.ParallelFor(threads, [&](int64_t task, int) {
-          const size_t begin = std::min(used * stride, part * task);
-          const size_t end = std::min(used * stride, begin + part);
-          g_sink = ReadBytes(packed.data() + begin, end - begin);
-        });
-        times.read.push_back(watch.Seconds());
-        watch = Stopwatch(threads);
-        pool.ParallelFor(threads, [&](int64_t, int) { g_sink = Int8Peak(peak_steps); });
-        times.peak.push_back(watch.Seconds());
+              static_cast<double>(bench.bytes) / weights,
+              static_cast<double>(src.size()) / weights, weights / seconds * 1e-9);
+  return bench;
+}
+
+void CheckAgainstJudge(const Bench& bench, const Acts& acts, int64_t rows, ThreadPool* pool) {
+  const Case& c = bench.c;
+  std::vector<float> want(rows * c.rows), y(rows * c.rows);
+  const PackedMatrix judge_w = {c.type, c.rows, c.cols, bench.judge_packed.data()};
+  AllKernelTables()[0]->matmul(judge_w, acts.view, rows, 0, c.rows, want.data(), c.rows);
+  double cpu = 0.0;
+  Run(bench.table, bench.Copy(0), acts.view, rows, pool, y.data(), &cpu);
+  VC_CHECK(std::memcmp(y.data(), want.data(), y.size() * sizeof(float)) == 0);
+}
+
+void Measure(const Bench& bench, const Acts& acts, int64_t rows, int threads) {
+  ThreadPool pool(threads);
+  CheckAgainstJudge(bench, acts, rows, &pool);
+  std::vector<float> y(rows * bench.c.rows);
+  // Few rows walk through all copies (bound by memory); many need fewer.
+  const size_t used = std::min<size_t>(bench.copies, rows < 8 ? bench.copies : rows < 32 ? 8 : 2);
+  const int64_t peak_steps = 2'000'000;
+  Samples kernel, read, peak;
+  for (int round = 0; round < kRounds; ++round) {
+    AddSample(&pool, [&](double* cpu) {
+      for (size_t i = 0; i < used; ++i) {
+        Run(bench.table, bench.Copy(i), acts.view, rows, &pool, y.data(), cpu);
       }
-      const double seconds = Median(times.kernel);
-      const double gops = ops / seconds * 1e-9;
-      const double peak = threads * peak_steps * 8 * 64.0 / Median(times.peak) * 1e-9;
-      const double gbps = read_bytes / seconds * 1e-9;
-      const double read = read_bytes / Median(times.read) * 1e-9;
-      std::printf("  rows %3ld threads %d  %7.1f GOPS (%3.0f%% of int8 peak %5.1f)  "
-                  "%6.2f GB/s (%3.0f%% of read %5.2f)  best %7.1f GOPS\n",
-                  static_cast<long>(rows), threads, gops, 100 * gops / peak, peak, gbps,
-                  100 * gbps / read, read,
-                  ops / *std::min_element(times.kernel.begin(), times.kernel.end()) * 1e-9);
-    }
+    }, &kernel);
+    const size_t part = (used * bench.stride / threads + 63) / 64 * 64;
+    AddSample(&pool, [&](double* cpu) {
+      TimedTasks(&pool, threads, cpu, [&](int64_t task) {
+        const size_t begin = std::min(used * bench.stride, part * task);
+        const size_t end = std::min(used * bench.stride, begin + part);
+        g_sink = ReadBytes(bench.packed.data() + begin, end - begin);
+      });
+    }, &read);
+    AddSample(&pool, [&](double* cpu) {
+      TimedTasks(&pool, threads, cpu, [&](int64_t) { g_sink = Int8Peak(peak_steps); });
+    }, &peak);
   }
+  const double gops = 2e-9 * static_cast<double>(bench.c.rows * bench.c.cols * rows) * used;
+  const double gigabytes = 1e-9 * static_cast<double>(bench.bytes * used);
+  const double peak_gops = 1e-9 * threads * peak_steps * 8 * 64;
+  const double t = Median(kernel.cpu);
+  std::printf("  rows %3ld threads %d  %7.1f GOPS (%3.0f%% of peak %5.1f)  %6.2f GB/s (%3.0f%% of "
+              "read %5.2f)  by wall clock %6.1f GOPS %5.2f GB/s (%3.0f%% of read)\n",
+              static_cast<long>(rows), threads, gops / t,
+              100 * gops / t * Median(peak.cpu) / peak_gops, peak_gops / Median(peak.cpu),
+              gigabytes / t, 100 * Median(read.cpu) / t, gigabytes / Median(read.cpu),
+              gops / Median(kernel.wall), gigabytes / Median(kernel.wall),
+              100 * Median(read.wall) / Median(kernel.wall));
 }
 
 std::vector<int64_t> Numbers(const char* text) {
@@ -259,7 +291,13 @@ int Main(int argc, char** argv) {
     return 1;
   }
   for (const Case& c : kCases) {
-    if (type == "all" || type == InfoOf(c.type).name) BenchCase(**table, c, rows, threads);
+    if (type != "all" && type != InfoOf(c.type).name) continue;
+    const Bench bench = MakeBench(**table, c);
+    for (int64_t num_rows : rows) {
+      Acts acts;
+      FillActs(**table, c, num_rows, &acts);
+      for (int num_threads : threads) Measure(bench, acts, num_rows, num_threads);
+    }
   }
   return 0;
 }
