@@ -1,8 +1,8 @@
 // Computes an answer again and compares: token by token, or in one teacher-forced pass, which is
 // sound because a row does not depend on its neighbours (docs/exactness.md).
-#include "base/text.h"
 #include "api/engine_impl.h"
 #include "base/status_macros.h"
+#include "base/text.h"
 #include "engine/logits_chain.h"
 
 namespace vericache {
@@ -17,9 +17,8 @@ absl::Status CheckReceipt(const Receipt& receipt, const std::string& digest) {
     return absl::FailedPreconditionError(StrCat("the receipt was made under \"", receipt.contract,
                                                 "\", this build computes ", kContractId));
   if (receipt.model_sha256 != digest)
-    return absl::FailedPreconditionError(
-        StrCat("the receipt names a model with SHA-256 ", receipt.model_sha256,
-                     ", this model has ", digest));
+    return absl::FailedPreconditionError(StrCat("the receipt names a model with SHA-256 ",
+                                                receipt.model_sha256, ", this model has ", digest));
   if (receipt.token_ids.empty())
     return absl::InvalidArgumentError("the receipt holds no tokens: nothing to audit");
   if (HashOfIds(receipt.prompt_token_ids) != receipt.prompt_hash)
@@ -56,6 +55,11 @@ absl::StatusOr<AuditReport> Engine::Audit(const Receipt& receipt, AuditMode mode
   request.draft = "off";
   request.ignore_eos = true;  // the receipt says how many tokens there are
   request.max_tokens = static_cast<int64_t>(receipt.token_ids.size());
+  const int64_t total = static_cast<int64_t>(receipt.prompt_token_ids.size()) + request.max_tokens;
+  if (total > impl.info.context_length)
+    return absl::OutOfRangeError(StrCat("the receipt has ", total,
+                                        " tokens, more than the context of ",
+                                        impl.info.context_length, ": raise --ctx"));
   AuditReport report;
   report.expected_hash = receipt.logits_hash;
   std::vector<int32_t> tokens;

@@ -7,11 +7,11 @@
 #include <fstream>
 #include <string>
 
-#include "base/text.h"
 #include "api/engine_impl.h"
 #include "api/inspect.h"
 #include "base/hash.h"
 #include "base/status_macros.h"
+#include "base/text.h"
 
 namespace vericache {
 namespace {
@@ -39,8 +39,7 @@ int64_t DefaultContext(const ModelConfig& config) {
 }  // namespace
 
 double NowSeconds() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch())
-      .count();
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
 Engine::Engine() : impl_(std::make_unique<Impl>()) {}
@@ -57,6 +56,10 @@ absl::StatusOr<std::unique_ptr<Engine>> Engine::Load(const EngineOptions& option
         StrCat("threads is ", options.num_threads, ", expected 1 to 1024"));
   VC_ASSIGN_OR_RETURN(std::shared_ptr<const GgufFile> file, GgufFile::Open(options.model_path));
   VC_ASSIGN_OR_RETURN(const ModelConfig config, ReadModelConfig(*file));
+  if (options.context_length < 0 || options.context_length > config.context_length)
+    return absl::InvalidArgumentError(StrCat("context length ", options.context_length,
+                                             ": this model was trained for ", config.context_length,
+                                             " tokens"));
   VC_ASSIGN_OR_RETURN(impl.tokenizer, Tokenizer::Create(*file));
   if (impl.tokenizer->vocab_size() > config.vocab_size)
     return absl::InvalidArgumentError(
@@ -67,8 +70,7 @@ absl::StatusOr<std::unique_ptr<Engine>> Engine::Load(const EngineOptions& option
   VC_ASSIGN_OR_RETURN(impl.model, Model::Load(file, kernels, impl.pool.get(), options.on_load));
   impl.forward = std::make_unique<Forward>(impl.model.get(), impl.pool.get());
   if (file->FindValue("tokenizer.chat_template") != nullptr) {
-    VC_ASSIGN_OR_RETURN(const std::string_view source,
-                        file->GetString("tokenizer.chat_template"));
+    VC_ASSIGN_OR_RETURN(const std::string_view source, file->GetString("tokenizer.chat_template"));
     impl.chat_template = std::make_unique<ChatTemplate>(
         std::string(source), std::string(impl.tokenizer->TokenBytes(impl.tokenizer->bos_id())),
         std::string(impl.tokenizer->TokenBytes(impl.tokenizer->eos_id())));
@@ -77,10 +79,6 @@ absl::StatusOr<std::unique_ptr<Engine>> Engine::Load(const EngineOptions& option
   impl.info.weight_bytes = impl.model->weights.packed_bytes;
   impl.info.num_threads = impl.pool->num_threads();
   impl.info.isa = kernels->name;
-  if (options.context_length < 0 || options.context_length > config.context_length)
-    return absl::InvalidArgumentError(StrCat("context length ", options.context_length,
-                                                   ": this model was trained for ",
-                                                   config.context_length, " tokens"));
   impl.info.context_length =
       options.context_length > 0 ? options.context_length : DefaultContext(config);
   return engine;

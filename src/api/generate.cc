@@ -316,7 +316,7 @@ absl::StatusOr<Completion> Engine::GenerateUnverified(const Request& request, Se
   completion.stats.draft_bytes = draft_bytes;
   completion.stats.full_bytes = full_bytes;
   completion.stats.kept_fraction =
-      static_cast<double>(draft_bytes) / static_cast<double>(full_bytes);
+      full_bytes > 0 ? static_cast<double>(draft_bytes) / static_cast<double>(full_bytes) : 1.0;
   return completion;
 }
 

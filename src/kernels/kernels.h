@@ -49,7 +49,7 @@ inline constexpr int64_t kOutTile = 16;
 // query position r / heads_per_kv, head r % heads_per_kv of the KV head's group.
 inline constexpr int64_t kSegmentTokens = 1024;
 struct AttnState {
-  float* max;   // [rows]; -inf: no key seen yet
+  float* max;   // [rows], of scores times log2(e); -inf: no key seen yet
   float* sum;   // [rows][16]: virtual lane = key position mod 16
   float* acc;   // [rows][padded_head_dim]
 };
@@ -120,13 +120,13 @@ struct KernelTable {
   // out[r][d] = acc / sum for d < head_dim; out has ldo floats a row.
   void (*attend_finish)(int64_t num_rows, int64_t head_dim, AttnState total, float* out,
                         int64_t ldo);
-  // scores[r * ld + j] = q_r . k_j for keys j in [key_begin, key_end) (multiples of 16 or the end),
-  // unmasked, same bits as inside attend_segment. Used by compressors.
+  // scores[r * ld + j] = q_r . k_j for keys j in [key_begin, key_end) (multiples of 16 or the end;
+  // j is the absolute position), unmasked, in natural units. Used by compressors.
   void (*key_scores)(const FullKvView& kv, int kv_head, const AttnRows& rows, int64_t key_begin,
                      int64_t key_end, float* scores, int64_t ld);
 
   // --- Attention over draft KV ---------------------------------------------------------------
-  // One position: `num_heads` query rows q [num_heads][head_dim] (scaled) against all keys of
+  // One position: `num_heads` <= kMaxAttnRows query rows q [num_heads][head_dim] (scaled) against all keys of
   // `kv`; out [num_heads][ldo]. scratch: draft_scratch_floats(num_heads, kv.num_keys(), head_dim).
   void (*attend_draft)(const DraftHeadView& kv, const float* q, int num_heads, float* out,
                        int64_t ldo, float* scratch);

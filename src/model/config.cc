@@ -44,8 +44,8 @@ class Keys {
  private:
   absl::Status Bounded(std::string_view key, int64_t value, int64_t max, int* out) const {
     if (value < 1 || value > max)
-      return absl::InvalidArgumentError(StrCat(file_.path(), ": ", Name(key), " is ", value,
-                                                     ", expected 1 to ", max));
+      return absl::InvalidArgumentError(
+          StrCat(file_.path(), ": ", Name(key), " is ", value, ", expected 1 to ", max));
     *out = static_cast<int>(value);
     return absl::OkStatus();
   }
@@ -69,22 +69,21 @@ absl::Status ReadRopeScaling(const GgufFile& file, const Keys& keys, ModelConfig
     return keys.Refuse("rope.scaling.type", StrCat("rope scaling \"", type, "\""));
   VC_ASSIGN_OR_RETURN(config->rope_scale, file.GetFloat(factor_key));
   if (!(config->rope_scale >= 1) || !std::isfinite(config->rope_scale))
-    return absl::InvalidArgumentError(
-        StrCat(file.path(), ": ", factor_key, " is ", config->rope_scale,
-               ", expected a number of at least 1"));
+    return absl::InvalidArgumentError(StrCat(file.path(), ": ", factor_key, " is ",
+                                             config->rope_scale,
+                                             ", expected a number of at least 1"));
   return absl::OkStatus();
 }
 
 absl::Status ReadRope(const GgufFile& file, const Keys& keys, ModelConfig* config) {
-  VC_ASSIGN_OR_RETURN(config->rope_theta,
-                      file.GetFloatOr(keys.Name("rope.freq_base"), 10000.0));
+  VC_ASSIGN_OR_RETURN(config->rope_theta, file.GetFloatOr(keys.Name("rope.freq_base"), 10000.0));
   // Below 1 frequencies would grow and angles leave the range of ContractSinCos.
   if (!(config->rope_theta >= 1) || !std::isfinite(config->rope_theta))
-    return absl::InvalidArgumentError(
-        StrCat(file.path(), ": ", keys.Name("rope.freq_base"), " is ", config->rope_theta,
-               ", expected a number of at least 1"));
-  VC_RETURN_IF_ERROR(keys.IntOr("rope.dimension_count", config->head_dim, config->head_dim,
-                                &config->rotary_dim));
+    return absl::InvalidArgumentError(StrCat(file.path(), ": ", keys.Name("rope.freq_base"), " is ",
+                                             config->rope_theta,
+                                             ", expected a number of at least 1"));
+  VC_RETURN_IF_ERROR(
+      keys.IntOr("rope.dimension_count", config->head_dim, config->head_dim, &config->rotary_dim));
   if (config->rotary_dim % 2 != 0) return keys.Refuse("rope.dimension_count", "an odd number");
   return ReadRopeScaling(file, keys, config);
 }
@@ -105,9 +104,9 @@ absl::Status ReadKvHeads(const GgufFile& file, const Keys& keys, ModelConfig* co
                                   &config->num_kv_heads));
   }
   if (config->num_heads % config->num_kv_heads != 0)
-    return absl::InvalidArgumentError(
-        StrCat(file.path(), ": ", config->num_heads, " heads do not divide into ",
-                     config->num_kv_heads, " KV heads"));
+    return absl::InvalidArgumentError(StrCat(file.path(), ": ", config->num_heads,
+                                             " heads do not divide into ", config->num_kv_heads,
+                                             " KV heads"));
   // The attention scratch holds this many query rows of one KV head.
   if (config->heads_per_kv_head() > kMaxAttnRows)
     return keys.Refuse("attention.head_count_kv",
@@ -118,15 +117,14 @@ absl::Status ReadKvHeads(const GgufFile& file, const Keys& keys, ModelConfig* co
 absl::Status ReadVocabSize(const GgufFile& file, const Keys& keys, ModelConfig* config) {
   const GgufTensor* embedding = file.FindTensor("token_embd.weight");
   if (embedding == nullptr)
-    return absl::InvalidArgumentError(
-        StrCat(file.path(), ": tensor token_embd.weight is missing"));
+    return absl::InvalidArgumentError(StrCat(file.path(), ": tensor token_embd.weight is missing"));
   config->vocab_size = embedding->rows();
   VC_ASSIGN_OR_RETURN(const int64_t stated,
                       file.GetIntOr(keys.Name("vocab_size"), config->vocab_size));
   if (stated < 1 || stated > config->vocab_size || config->vocab_size > (1 << 24))
-    return absl::InvalidArgumentError(
-        StrCat(file.path(), ": ", keys.Name("vocab_size"), " is ", stated,
-                     " but token_embd.weight has ", config->vocab_size, " rows"));
+    return absl::InvalidArgumentError(StrCat(file.path(), ": ", keys.Name("vocab_size"), " is ",
+                                             stated, " but token_embd.weight has ",
+                                             config->vocab_size, " rows"));
   return absl::OkStatus();
 }
 
@@ -137,8 +135,8 @@ absl::StatusOr<ModelConfig> ReadKeys(const GgufFile& file) {
   for (const Family& f : kFamilies)
     if (f.architecture == arch) family = &f;
   if (family == nullptr)
-    return absl::UnimplementedError(StrCat(
-        file.path(), ": architecture \"", arch, "\" is not supported (supported: llama, qwen2)"));
+    return absl::UnimplementedError(StrCat(file.path(), ": architecture \"", arch,
+                                           "\" is not supported (supported: llama, qwen2)"));
   config.architecture = arch;
   config.rope_pairs = family->rope_pairs;
   if (file.FindValue("general.name") != nullptr) {
@@ -154,11 +152,10 @@ absl::StatusOr<ModelConfig> ReadKeys(const GgufFile& file) {
   VC_RETURN_IF_ERROR(keys.Int("feed_forward_length", 1 << 20, &config.intermediate_size));
   VC_RETURN_IF_ERROR(keys.Int("attention.head_count", 1024, &config.num_heads));
   VC_RETURN_IF_ERROR(ReadKvHeads(file, keys, &config));
-  VC_RETURN_IF_ERROR(keys.IntOr("attention.key_length", config.hidden_size / config.num_heads,
-                                1024, &config.head_dim));
+  VC_RETURN_IF_ERROR(keys.IntOr("attention.key_length", config.hidden_size / config.num_heads, 1024,
+                                &config.head_dim));
   int value_length = 0;
-  VC_RETURN_IF_ERROR(
-      keys.IntOr("attention.value_length", config.head_dim, 1024, &value_length));
+  VC_RETURN_IF_ERROR(keys.IntOr("attention.value_length", config.head_dim, 1024, &value_length));
   if (value_length != config.head_dim)
     return keys.Refuse("attention.value_length", "a value size other than the key size");
   VC_ASSIGN_OR_RETURN(const double eps,
@@ -170,6 +167,10 @@ absl::StatusOr<ModelConfig> ReadKeys(const GgufFile& file) {
   VC_RETURN_IF_ERROR(ReadRope(file, keys, &config));
   VC_ASSIGN_OR_RETURN(const int64_t experts, file.GetIntOr(keys.Name("expert_count"), 0));
   if (experts != 0) return keys.Refuse("expert_count", "a mixture of experts");
+  // Multipliers and clamps of other families under this architecture's name: not computed here.
+  for (const char* key : {"attention.scale", "logit_scale", "residual_scale", "embedding_scale",
+                          "attention.clamp_kqv", "attn_logit_softcapping"})
+    if (file.FindValue(keys.Name(key)) != nullptr) return keys.Refuse(key, "this setting");
   VC_ASSIGN_OR_RETURN(const int64_t window,
                       file.GetIntOr(keys.Name("attention.sliding_window"), 0));
   if (window > 0 && window < config.context_length)

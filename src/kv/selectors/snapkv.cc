@@ -45,22 +45,27 @@ std::vector<float> HeadVotes(const SelectInput& input, int layer, int kv_head) {
   const int per_kv = queries.num_heads / shape.num_kv_heads, d = shape.head_dim;
   const float scale = 1.0f / std::sqrt(static_cast<float>(d));
   std::vector<float> votes(num_tokens, 0.0f);
-  AlignedBuffer<float> q(static_cast<size_t>(per_kv) * d);
-  const int64_t ld = RoundUp(num_tokens, 16);
-  AlignedBuffer<float> scores(per_kv * ld);
-  for (int64_t row = 0; row < queries.num_rows; ++row) {
-    const float* src = queries.q[layer].data() +
-                       (row * queries.num_heads + static_cast<int64_t>(kv_head) * per_kv) * d;
-    input.kernels->scale(src, scale, static_cast<int64_t>(per_kv) * d, q.data());
+  // As many query rows a call as the kernel takes: each block of keys is converted once for all.
+  const int64_t batch =
+      std::max<int64_t>(1, std::min<int64_t>(queries.num_rows, kMaxAttnRows / per_kv));
+  const int64_t ld = RoundUp(num_tokens, 16), group = static_cast<int64_t>(per_kv) * d;
+  AlignedBuffer<float> q(batch * group), scores(batch * per_kv * ld);
+  for (int64_t begin = 0; begin < queries.num_rows; begin += batch) {
+    const int64_t num_rows = std::min(batch, queries.num_rows - begin);
+    for (int64_t i = 0; i < num_rows; ++i)
+      input.kernels->scale(
+          queries.q[layer].data() + (begin + i) * queries.num_heads * d + kv_head * group, scale,
+          group, q.data() + i * group);
     AttnRows rows;
     rows.q = q.data();
-    rows.num_rows = per_kv;
+    rows.num_rows = num_rows * per_kv;
     rows.heads_per_kv = per_kv;
-    rows.first_pos = queries.first_pos + row;
+    rows.first_pos = queries.first_pos + begin;
     input.kernels->key_scores(input.full->Committed(layer), kv_head, rows, 0, num_tokens,
                               scores.data(), ld);
-    for (int h = 0; h < per_kv; ++h)
-      AddSoftmax(*input.kernels, scores.data() + h * ld, rows.first_pos + 1, votes.data());
+    for (int64_t r = 0; r < rows.num_rows; ++r)
+      AddSoftmax(*input.kernels, scores.data() + r * ld, rows.first_pos + r / per_kv + 1,
+                 votes.data());
   }
   return votes;
 }
@@ -82,10 +87,9 @@ KeptSet SelectSnapKv(const DraftSpec& spec, const SelectInput& input) {
           MaxPool(HeadVotes(input, static_cast<int>(task / shape.num_kv_heads),
                             static_cast<int>(task % shape.num_kv_heads)),
                   spec.pool);
-      std::nth_element(order.begin(), order.begin() + (num_kept - window), order.end(),
-                       [&](int32_t a, int32_t b) {
-                         return score[a] != score[b] ? score[a] > score[b] : a < b;
-                       });
+      std::nth_element(
+          order.begin(), order.begin() + (num_kept - window), order.end(),
+          [&](int32_t a, int32_t b) { return score[a] != score[b] ? score[a] > score[b] : a < b; });
       order.resize(num_kept - window);
       std::sort(order.begin(), order.end());
     }
