@@ -135,6 +135,7 @@ absl::Status Chat::Answer(const std::string& text) {
   absl::StatusOr<Completion> completion =
       engine_->Generate(request, &session_, watcher.MakeCallbacks());
   watcher.Finish();
+  ClearInterrupt();  // it was for this answer
   if (!completion.ok()) {
     history_.RemoveLast();
     return completion.status();
@@ -192,12 +193,12 @@ absl::StatusOr<bool> Chat::Handle(const std::string& line) {
 absl::Status Chat::Loop() {
   if (on_terminal_) fmt::print(stderr, "/help lists the commands\n");
   for (;;) {
-    ClearInterrupt();
-    if (on_terminal_) fmt::print(stderr, "{}> ", IsTerminal(STDERR_FILENO) ? kReset : "");
+    if (on_terminal_) fmt::print(stderr, "> ");
     std::string line;
-    const LineKind kind = ReadLine(&line);
+    const LineKind kind = Interrupted() ? LineKind::kInterrupted : ReadLine(&line);
     if (kind == LineKind::kInterrupted) {
       if (!on_terminal_) return absl::CancelledError("stopped");
+      ClearInterrupt();
       fmt::print(stderr, "\nCtrl-D or /exit leaves\n");
       continue;
     }

@@ -62,14 +62,16 @@ std::string Summary(const Completion& c) {
   int64_t emitted = 0;  // by rounds; the first token comes out of the prefill
   for (const RoundRecord& record : s.records) emitted += record.emitted;
   const auto rate = [](int64_t tokens, double seconds) {
-    return seconds > 0 ? fmt::format("{:.1f} tok/s", static_cast<double>(tokens) / seconds)
-                       : std::string("no rate");
+    return tokens > 0 && seconds > 0
+               ? fmt::format(", {:.1f} tok/s", static_cast<double>(tokens) / seconds)
+               : std::string();
   };
-  const int64_t computed = c.usage.prompt_tokens - c.usage.cached_tokens;
-  std::string text = fmt::format(
-      "prompt   {} tokens, {} of them from the session; prefill {}, {}\n", c.usage.prompt_tokens,
-      c.usage.cached_tokens, FormatSeconds(s.prefill_s), rate(computed, s.prefill_s));
-  text += fmt::format("answer   {} tokens in {}, {}; finished by {}\n", c.usage.completion_tokens,
+  const int64_t cached = c.usage.cached_tokens;
+  std::string text =
+      fmt::format("prompt   {} tokens{}; prefill {}{}\n", c.usage.prompt_tokens,
+                  cached > 0 ? fmt::format(", {} from the session", cached) : "",
+                  FormatSeconds(s.prefill_s), rate(c.usage.prompt_tokens - cached, s.prefill_s));
+  text += fmt::format("answer   {} tokens in {}{}; finished by {}\n", c.usage.completion_tokens,
                       FormatSeconds(decode_s), rate(emitted, decode_s), c.finish_reason);
   text += fmt::format("rounds   {}, {:.2f} tokens a round; {} of {} drafted tokens accepted\n",
                       s.rounds, s.mean_run_length, s.accepted, s.drafted);

@@ -16,6 +16,8 @@ using Json = nlohmann::ordered_json;
 
 // A receipt has three levels: the object, `sampling`, a pair in `logit_bias` inside its array.
 constexpr int kReceiptDepthMax = 4;
+// What rounds to a finite float lies below this: half a step above the largest one.
+constexpr double kFloatLimit = 0x1.ffffffp127;
 
 // 0.7F is written 0.7 and not 0.699999988079071, as long as that reads back as the same float.
 double ShortestDouble(float value) {
@@ -67,7 +69,7 @@ absl::Status GetFloat(const Json& object, const char* field, float* value) {
   const auto it = object.find(field);
   if (it == object.end() || !it->is_number()) return BadField(field, "a number");
   const double number = it->get<double>();
-  if (!(std::fabs(number) <= std::numeric_limits<float>::max()))
+  if (!(std::fabs(number) < kFloatLimit))
     return BadField(field, "a number within the range of 32-bit floats");
   *value = static_cast<float>(number);
   return absl::OkStatus();
@@ -87,7 +89,7 @@ absl::Status GetLogitBias(const Json& object, SamplingOptions* sampling) {
   for (const Json& pair : *it) {
     if (!pair.is_array() || pair.size() != 2 || !pair[0].is_number_unsigned() ||
         pair[0].get<uint64_t>() > std::numeric_limits<int32_t>::max() || !pair[1].is_number() ||
-        !(std::fabs(pair[1].get<double>()) <= std::numeric_limits<float>::max()))
+        !(std::fabs(pair[1].get<double>()) < kFloatLimit))
       return BadField("logit_bias", "a list of [token id, number]");
     sampling->logit_bias.emplace_back(pair[0].get<int32_t>(), pair[1].get<float>());
   }

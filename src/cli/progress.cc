@@ -51,11 +51,12 @@ std::string ProgressBar::Line(int64_t done, int64_t total, double seconds) const
     line += fmt::format(" [{}{}]", std::string(filled, '#'), std::string(kWidth - filled, '.'));
   }
   if (unit_ == ProgressUnit::kBytes) {
-    line += fmt::format(" {} of {}, {}/s", FormatBytes(static_cast<uint64_t>(done)),
-                        FormatBytes(static_cast<uint64_t>(total)),
-                        FormatBytes(static_cast<uint64_t>(rate)));
+    line += fmt::format(" {} of {}", FormatBytes(static_cast<uint64_t>(done)),
+                        FormatBytes(static_cast<uint64_t>(total)));
+    if (rate > 0) line += fmt::format(", {}/s", FormatBytes(static_cast<uint64_t>(rate)));
   } else {
-    line += fmt::format(" {} of {} tokens, {:.0f}/s", done, total, rate);
+    line += fmt::format(" {} of {} tokens", done, total);
+    if (rate > 0) line += fmt::format(", {:.0f}/s", rate);
   }
   if (done < total && rate > 0)
     line += fmt::format(", {} left", FormatSeconds(static_cast<double>(total - done) / rate));

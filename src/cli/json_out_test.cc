@@ -1,0 +1,73 @@
+#include "cli/json_out.h"
+
+#include <gtest/gtest.h>
+
+#include <limits>
+
+namespace vericache::cli {
+namespace {
+
+Receipt MakeReceipt() {
+  Receipt r;
+  r.contract = "contract";
+  r.model_name = "a \"model\".gguf";
+  r.model_path = "/models/a.gguf";
+  r.model_sha256 = std::string(64, 'a');
+  r.prompt_hash = std::string(64, 'b');
+  r.logits_hash = std::string(64, 'c');
+  r.prompt_token_ids = {0, 5, std::numeric_limits<int32_t>::max()};
+  r.token_ids = {7};
+  return r;
+}
+
+TEST(Receipt, ComesBackBitForBit) {
+  Receipt r = MakeReceipt();
+  r.sampling.seed = std::numeric_limits<uint64_t>::max();
+  r.sampling.top_k = std::numeric_limits<int64_t>::max();
+  r.sampling.choice = std::numeric_limits<uint32_t>::max();
+  r.sampling.logit_bias = {{3, -0.1F}, {9, 1e-30F}};
+  for (float value : {0.0F, 0.7F, 0.1F, 1.0F / 3, 16777217.0F, 1e-45F, 3.4028235e38F}) {
+    r.sampling.temperature = value;
+    r.sampling.presence_penalty = -value;
+    const absl::StatusOr<Receipt> back = ParseReceipt(ReceiptJson(r));
+    ASSERT_TRUE(back.ok()) << back.status();
+    EXPECT_EQ(back->sampling.temperature, value);
+    EXPECT_EQ(back->sampling.presence_penalty, -value);
+    EXPECT_EQ(back->sampling.seed, r.sampling.seed);
+    EXPECT_EQ(back->sampling.top_k, r.sampling.top_k);
+    EXPECT_EQ(back->sampling.choice, r.sampling.choice);
+    EXPECT_EQ(back->sampling.logit_bias, r.sampling.logit_bias);
+    EXPECT_EQ(back->prompt_token_ids, r.prompt_token_ids);
+    EXPECT_EQ(back->token_ids, r.token_ids);
+    EXPECT_EQ(back->model_name, r.model_name);
+  }
+  r.sampling.temperature = 0.7F;
+  EXPECT_NE(ReceiptJson(r).find("\"temperature\":0.7,"), std::string::npos);
+}
+
+TEST(Receipt, CutAnywhereIsRefused) {
+  const std::string text = ReceiptJson(MakeReceipt());
+  for (size_t size = 0; size + 2 < text.size(); ++size)
+    EXPECT_FALSE(ParseReceipt(text.substr(0, size)).ok()) << size;
+}
+
+TEST(Receipt, AnyByteChangedNeverThrows) {
+  const std::string text = ReceiptJson(MakeReceipt());
+  for (size_t i = 0; i < text.size(); ++i) {
+    for (char c : {'\0', '"', '{', '9', '-', '\xff'}) {
+      std::string changed = text;
+      changed[i] = c;
+      (void)ParseReceipt(changed);
+    }
+  }
+}
+
+TEST(CompletionJson, SurvivesTextThatIsNoUtf8) {
+  Completion completion;
+  completion.text = "\xff";
+  EXPECT_NE(CompletionJson(completion).find("\"text\":\"\xef\xbf\xbd\""), std::string::npos);
+  EXPECT_EQ(CompletionJson(completion).find('\n'), std::string::npos);
+}
+
+}  // namespace
+}  // namespace vericache::cli
