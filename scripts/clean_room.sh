@@ -158,7 +158,8 @@ in_room scripts/install_deps.sh build test
 timed clean_room_offline.log unshare --net scripts/build.sh --tests ||
   die "the build needs the network; see build/logs/clean_room_offline.log"
 offline_seconds=$(last_second clean_room_offline.log)
-timed clean_room_check.log ./check || die "./check failed inside; see build/logs/clean_room_check.log"
+timed clean_room_check.log ./check ||
+  die "./check failed inside; see build/logs/clean_room_check.log"
 check_seconds=$(last_second clean_room_check.log)
 
 {

@@ -1,7 +1,7 @@
 #!/bin/sh
 # Installs the Debian/Ubuntu packages that are missing, from the list in scripts/packages.txt.
 #
-#   scripts/install_deps.sh SECTION...     build | fetch | test | extra | clean_room (default: build)
+#   scripts/install_deps.sh SECTION...     build fetch test extra clean_room (default: build)
 #   scripts/install_deps.sh --print SECTION...   only prints what is missing
 #
 # Where nothing is missing it returns at once and needs neither root nor network.

@@ -26,7 +26,8 @@ class ThreadPool {
   int num_threads() const { return num_threads_; }
 
   // Calls fn(task, thread) once for every task in [0, num_tasks), thread in [0, num_threads).
-  // Returns when all have ended. num_tasks < kMaxTasks. The contract's floating-point mode is set inside.
+  // Returns when all have ended. The contract's floating-point mode is set inside.
+  // REQUIRES: num_tasks < kMaxTasks.
   // THREADS: one caller at a time; `fn` must not call ParallelFor.
   void ParallelFor(int64_t num_tasks, absl::FunctionRef<void(int64_t task, int thread)> fn);
 

@@ -59,7 +59,8 @@ struct AttnRows {
   const float* q = nullptr;  // [num_rows][head_dim], already scaled by 1/sqrt(head_dim)
   int64_t num_rows = 0;      // query positions * heads_per_kv
   int heads_per_kv = 1;
-  int64_t first_pos = 0;     // position of flattened row 0; row r sees keys [0, first_pos + r / heads_per_kv]
+  // Position of flattened row 0; row r sees keys [0, first_pos + r / heads_per_kv].
+  int64_t first_pos = 0;
 };
 // Most flattened rows one attention call takes; bounds the scratch.
 inline constexpr int64_t kMaxAttnRows = 128;
@@ -126,8 +127,8 @@ struct KernelTable {
                      int64_t key_end, float* scores, int64_t ld);
 
   // --- Attention over draft KV ---------------------------------------------------------------
-  // One position: `num_heads` <= kMaxAttnRows query rows q [num_heads][head_dim] (scaled) against all keys of
-  // `kv`; out [num_heads][ldo]. scratch: draft_scratch_floats(num_heads, kv.num_keys(), head_dim).
+  // One position: `num_heads` <= kMaxAttnRows query rows q [num_heads][head_dim] (scaled) against
+  // all keys of `kv`; out [num_heads][ldo]. scratch: DraftScratchFloats(num_heads, keys, head_dim).
   void (*attend_draft)(const DraftHeadView& kv, const float* q, int num_heads, float* out,
                        int64_t ldo, float* scratch);
 };
@@ -146,7 +147,7 @@ absl::StatusOr<const KernelTable*> SelectKernels(std::string_view name = "");
 // Dequantises one row of a GGUF tensor (token embeddings); not dispatched, same bits everywhere.
 void DequantizeRow(TensorType type, const uint8_t* src, int64_t n, float* y);
 
-// --- The contract's own elementary functions, fp64, in plain C++ (load time, rope, sampling) ------
+// --- The contract's own elementary functions, fp64, plain C++ (load time, rope, sampling) --------
 double ContractExp(double x);
 double ContractLog(double x);   // x > 0
 double ContractPow(double base, double exponent);  // base > 0: exp(exponent * log(base))

@@ -84,7 +84,9 @@ class Isa(unittest.TestCase):
         self.assertEqual(weak_functions(text), ["0000000000000000 W std::max()"])
 
     def test_no_avx_outside_the_kernel_objects(self):
-        others = [p for p in objects() if not ISA_TARGETS.search(str(p))]
+        # Micro benchmarks measure peaks with intrinsics of their own and are never installed.
+        others = [p for p in objects()
+                  if not ISA_TARGETS.search(str(p)) and "_bench.dir" not in str(p)]
         self.assertTrue(others, f"no objects in {build_dir}")
         for path in others:
             with self.subTest(path.name):

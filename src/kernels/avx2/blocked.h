@@ -2,7 +2,7 @@
 //
 // With many rows, weights of one tile x 1,024 columns are unpacked once to bytes that stay in the
 // first-level cache and meet all rows there; with few they are unpacked in registers. Each output's
-// FMA chain runs over k in order: it is parked in y between two column chunks, which changes no bit.
+// FMA chain runs over k in order: parked in y between two column chunks, which changes no bit.
 //
 // Offsets. Q5_0 and Q6_K have signed weights code - 16 and code - 32, but vpmaddubsw wants unsigned
 // ones. An int16 lane sums 16 (Q5_0) or 8 (Q6_K) products, at most 16*16*127 = 8*32*127 = 32,512 in
