@@ -140,5 +140,7 @@ class CliTest(unittest.TestCase):
 
 
 def main():
+    if len(sys.argv) < 2 or not pathlib.Path(sys.argv[1]).is_file():
+        sys.exit(f"usage: {sys.argv[0]} VERICACHE [TEST...]")
     CliTest.binary = pathlib.Path(sys.argv.pop(1)).resolve()
     unittest.main(module="__main__")
