@@ -16,7 +16,7 @@ namespace {
 constexpr int64_t kTailTokens = 64;
 
 // Tokens shown of each answer from where they part.
-constexpr size_t kQuoted = 8;
+constexpr size_t kQuoted = 5;
 
 double Seconds() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();

@@ -137,8 +137,14 @@ class Stage {
 
   void OnRow(const CompareRow& row) {
     if (!settings_.demo) return;
-    if (IsTerminal(STDERR_FILENO)) fmt::print(stderr, "{}", kClearLine);
-    if (num_rows_++ == 0) {
+    const bool is_first = num_rows_++ == 0;
+    // The live answer has left the cursor behind its text, and no progress line to take away.
+    if (is_first && view_ != nullptr) {
+      fmt::print("\n");
+    } else if (IsTerminal(STDERR_FILENO)) {
+      fmt::print(stderr, "{}", kClearLine);
+    }
+    if (is_first) {
       if (lines_ != nullptr) {
         lines_->Finish();
         fmt::print("  {}\n", SafeForTerminal(row.verified.completion.text));

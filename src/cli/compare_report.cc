@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <string_view>
 
 #include "cli/errors.h"
 #include "cli/progress.h"
@@ -24,7 +25,7 @@ std::string ShortId(const std::string& id) {
 
 // On one line, cut to what a table can hold.
 std::string Quoted(const std::string& text) {
-  constexpr int kColumnsMax = 24;
+  constexpr int kColumnsMax = 18;
   const std::string safe = SafeForTerminal(text);
   std::string quoted = "\"";
   int columns = 0;
@@ -107,23 +108,34 @@ Totals TotalsOf(const CompareReport& report) {
   return t;
 }
 
+// `text` in lines of at most 96 columns, each with its line break.
+std::string Wrapped(std::string_view text) {
+  constexpr size_t kColumnsMax = 96;
+  std::string lines;
+  while (text.size() > kColumnsMax) {
+    const size_t blank = text.rfind(' ', kColumnsMax);
+    if (blank == std::string_view::npos) break;
+    lines += std::string(text.substr(0, blank)) + "\n";
+    text.remove_prefix(blank + 1);
+  }
+  return lines + std::string(text) + "\n";
+}
+
 // Why VeriCache may lose here. Says what holds for this model, not what would sound best.
 std::string WhySlower(const CompareReport& report, const Totals& totals) {
   const int group =
       report.model.num_kv_heads > 0 ? report.model.num_heads / report.model.num_kv_heads : 1;
-  std::string text = fmt::format("VeriCache was slower than full KV in {} of {} rows.\n",
-                                 totals.num_slower, report.rows.size());
-  text += group >= 6
-              ? fmt::format(
-                    "With one request, all KV in RAM and GQA of 6 or more (this model: {}), "
-                    "VeriCache is\nnot faster than plain decoding on a CPU: ",
-                    group)
-              : "With one request and all KV in RAM the gain is small at best, and short runs lose "
-                "it:\n";
-  text +=
-      "a check reads the full KV once for all its\npositions but does the arithmetic of each. It "
-      "pays where reading the full KV is the slow part:\non disk, on another machine, on GPUs.\n";
-  return text;
+  const std::string rule =
+      group >= 6 ? "With one request, all KV in RAM and GQA of 6 or more, VeriCache is not faster "
+                   "than plain decoding on a CPU"
+                 : "With one request and all KV in RAM the gain is small at best, and short runs "
+                   "lose it";
+  return Wrapped(fmt::format(
+      "VeriCache was slower than full KV in {} of {} rows. {} (this model has {} query heads on a "
+      "KV head): a check reads the full KV once for all its positions but does the arithmetic of "
+      "each. It pays where reading the full KV is the slow part: on disk, on another machine, on "
+      "GPUs.",
+      totals.num_slower, report.rows.size(), rule, group));
 }
 
 Json AnswerJson(const TimedAnswer& answer) {
@@ -178,9 +190,9 @@ Json RowJson(const CompareRow& row) {
 }  // namespace
 
 std::string CompareSetup(const CompareReport& report) {
-  return fmt::format("{}, {} threads, {}; draft KV {}, draft length {}",
-                     OneLine(ModelName(report.model)), report.model.num_threads, report.model.isa,
-                     report.draft,
+  return fmt::format("{}, {} thread{}, {}; draft KV {}, draft length {}",
+                     OneLine(ModelName(report.model)), report.model.num_threads,
+                     report.model.num_threads == 1 ? "" : "s", report.model.isa, report.draft,
                      report.draft_len > 0 ? std::to_string(report.draft_len) : "auto");
 }
 
@@ -188,7 +200,7 @@ std::string CompareLine(const CompareRow& row) {
   std::string line = fmt::format("  {:<12} VeriCache {}; unverified ", ShortId(row.question.id),
                                  row.VerifiedIdentical() ? "identical" : "DIFFERENT");
   if (row.UnverifiedIdentical()) return line + "identical";
-  return line + fmt::format("differs at {}: {} for {}", row.first_divergence,
+  return line + fmt::format("differs at {}: {}, not {}", row.first_divergence,
                             Quoted(row.unverified_quote), Quoted(row.full_quote));
 }
 
