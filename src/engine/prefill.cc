@@ -17,8 +17,10 @@ absl::Status NonFiniteLogits(int64_t pos) {
       ": the model file is damaged or its numbers overflow; nothing more was emitted"));
 }
 
-absl::Status Prefill::ComputeRows(Sequence* sequence, const PrefillOptions& options,
-                                  ForwardObserver* observer, HiddenRows* last) {
+absl::Status Prefill::ForEachChunk(Sequence* sequence, const PrefillOptions& options,
+                                   int64_t logits_begin, ForwardObserver* observer,
+                                   HiddenRows* hidden,
+                                   absl::FunctionRef<bool(int64_t first_pos)> on_chunk) {
   const int64_t total = static_cast<int64_t>(sequence->tokens.size());
   const int64_t chunk = std::clamp<int64_t>(options.chunk_rows, 1, kMaxPassRows);
   while (sequence->full.num_tokens() < total) {
@@ -29,19 +31,26 @@ absl::Status Prefill::ComputeRows(Sequence* sequence, const PrefillOptions& opti
     group.tokens = absl::MakeConstSpan(sequence->tokens).subspan(begin, rows);
     group.first_pos = begin;
     group.kv = &sequence->full;
-    group.logits_begin = begin + rows == total ? rows - 1 : rows;
+    group.logits_begin = std::clamp<int64_t>(logits_begin - begin, 0, rows);
     group.observer = observer;
-    forward_->Run({&group, 1}, last);
+    forward_->Run({&group, 1}, hidden);
     sequence->full.Commit(rows);
+    if (!on_chunk(begin + group.logits_begin)) return absl::OkStatus();
     if (options.progress && !options.progress(begin + rows, total))
       return absl::CancelledError("stopped during prefill");
   }
   return absl::OkStatus();
 }
 
+absl::Status Prefill::ComputeRows(Sequence* sequence, const PrefillOptions& options,
+                                  ForwardObserver* observer, HiddenRows* last) {
+  const int64_t last_pos = static_cast<int64_t>(sequence->tokens.size()) - 1;
+  return ForEachChunk(sequence, options, last_pos, observer, last, [](int64_t) { return true; });
+}
+
 void Prefill::BuildDraft(Sequence* sequence, const QueryRows& queries) {
   // A session's draft is extended by the exact new rows where there are too few new queries to
-  // choose anew (or nothing to choose): a short turn would vote worse than the long prompt did.
+  // choose anew: a short turn would vote worse than the long prompt did.
   if (sequence->draft.has_value() && queries.num_rows < QueryRowsWanted(sequence->spec)) {
     sequence->draft->CommitRows(sequence->full, sequence->draft->num_tokens(),
                                 sequence->full.num_tokens(), pool_);
@@ -95,33 +104,18 @@ absl::Status Prefill::Run(Sequence* sequence, const PrefillOptions& options) {
 absl::Status Prefill::Score(Sequence* sequence, const PrefillOptions& options,
                             int64_t logits_begin,
                             absl::FunctionRef<bool(int64_t, const float*)> on_row) {
-  const int64_t total = static_cast<int64_t>(sequence->tokens.size());
-  const int64_t chunk = std::clamp<int64_t>(options.chunk_rows, 1, kMaxPassRows);
   std::vector<float> logits(kLogitsRows * model_->config.vocab_size);
   HiddenRows hidden;
-  while (sequence->full.num_tokens() < total) {
-    const int64_t begin = sequence->full.num_tokens();
-    const int64_t rows = std::min(chunk, total - begin);
-    VC_RETURN_IF_ERROR(sequence->full.Reserve(rows));
-    RowGroup group;
-    group.tokens = absl::MakeConstSpan(sequence->tokens).subspan(begin, rows);
-    group.first_pos = begin;
-    group.kv = &sequence->full;
-    group.logits_begin = std::clamp<int64_t>(logits_begin - begin, 0, rows);
-    forward_->Run({&group, 1}, &hidden);
-    sequence->full.Commit(rows);
+  return ForEachChunk(sequence, options, logits_begin, nullptr, &hidden, [&](int64_t first_pos) {
     for (int64_t row = 0; row < hidden.num_rows; row += kLogitsRows) {
       const int64_t n = std::min(kLogitsRows, hidden.num_rows - row);
       forward_->Logits(hidden, row, n, logits.data());
       for (int64_t i = 0; i < n; ++i)
-        if (!on_row(begin + group.logits_begin + row + i,
-                    logits.data() + i * model_->config.vocab_size))
-          return absl::OkStatus();
+        if (!on_row(first_pos + row + i, logits.data() + i * model_->config.vocab_size))
+          return false;
     }
-    if (options.progress && !options.progress(begin + rows, total))
-      return absl::CancelledError("stopped");
-  }
-  return absl::OkStatus();
+    return true;
+  });
 }
 
 absl::Status Prefill::Compute(Sequence* sequence, const PrefillOptions& options) {
