@@ -126,6 +126,12 @@ TEST(RealModel, QwenCoder05DraftedTokensEqualPlainOnes) {
   EXPECT_GE(CheckDrafts("qwen2.5-coder-0.5b", 400, 64, kSpecs), 2000);
 }
 
+TEST(RealModel, QwenCoder15DraftedTokensEqualPlainOnes) {
+  NEED_MODEL("qwen2.5-coder-1.5b");
+  EXPECT_GE(CheckDrafts("qwen2.5-coder-1.5b", 150, 24, {"snapkv:0.25+int4", "int8", "sink:0.25"}),
+            400);
+}
+
 TEST(RealModel, QwenCoder05LogitsAreTheSameForAnyWidthThreadsAndIsa) {
   NEED_MODEL("qwen2.5-coder-0.5b");
   CheckAllWidths("qwen2.5-coder-0.5b", 200);
