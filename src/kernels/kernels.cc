@@ -102,7 +102,8 @@ absl::StatusOr<const KernelTable*> SelectKernels(std::string_view name) {
     const std::string missing = MissingFeatures(wanted);
     if (missing.empty()) return table;
     return absl::FailedPreconditionError(absl::StrCat(
-        "this CPU lacks ", missing, ", which the ", table->name, " kernels need"));
+        "this CPU lacks ", missing, ", which the ", table->name, " kernels need",
+        name.empty() ? "; --isa scalar-baseline gives the same bits, slowly" : ""));
   }
   return absl::InvalidArgumentError(absl::StrCat("unknown kernels '", std::string(wanted),
                                                  "'; this build has: ", names));
