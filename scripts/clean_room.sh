@@ -97,6 +97,7 @@ for device in null zero full random urandom tty; do
 done
 ln -s /proc/self/fd "$inside/dev/fd"
 mount -t devpts -o newinstance,ptmxmode=0666 devpts "$inside/dev/pts"
+ln -s pts/ptmx "$inside/dev/ptmx"
 mount -t tmpfs shm "$inside/dev/shm"
 
 # in_room COMMAND...: runs it inside, in the clone, with a new user's environment.
