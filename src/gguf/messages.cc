@@ -4,6 +4,7 @@
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
+#include "base/text.h"
 
 namespace vericache {
 namespace {
@@ -34,7 +35,7 @@ constexpr std::array<ValueTypeInfo, 13> kValueTypes = {{{"u8", 1},
 
 std::string Quoted(std::string_view name) {
   const bool is_long = name.size() > kMaxShownBytes;
-  return absl::StrCat("'", absl::CHexEscape(ToAbsl(name.substr(0, kMaxShownBytes))),
+  return absl::StrCat("'", absl::CHexEscape(AsAbsl(name.substr(0, kMaxShownBytes))),
                       is_long ? "...'" : "'");
 }
 

@@ -5,12 +5,7 @@
 #include <string>
 #include <string_view>
 
-#include "absl/strings/string_view.h"
-
 namespace vericache {
-
-// Distributions build Abseil with a string_view of its own, to which std's does not convert.
-inline absl::string_view ToAbsl(std::string_view text) { return {text.data(), text.size()}; }
 
 // A key or tensor name in quotes: escaped to plain ASCII, and cut when it is long.
 std::string Quoted(std::string_view name);

@@ -11,6 +11,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "base/text.h"
 #include "gguf/identify.h"
 #include "gguf/messages.h"
 #include "gguf/parser.h"
@@ -161,12 +162,12 @@ GgufFile::~GgufFile() {
 }
 
 const GgufValue* GgufFile::FindValue(std::string_view key) const {
-  const auto it = value_index_.find(ToAbsl(key));
+  const auto it = value_index_.find(AsAbsl(key));
   return it == value_index_.end() ? nullptr : &metadata_[it->second].second;
 }
 
 const GgufTensor* GgufFile::FindTensor(std::string_view name) const {
-  const auto it = tensor_index_.find(ToAbsl(name));
+  const auto it = tensor_index_.find(AsAbsl(name));
   return it == tensor_index_.end() ? nullptr : &tensors_[it->second];
 }
 
