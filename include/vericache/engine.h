@@ -115,6 +115,7 @@ class Engine {
   absl::StatusOr<std::string> ModelDigest();
 
  private:
+  friend class Benchmark;
   Engine();
   struct Impl;
   std::unique_ptr<Impl> impl_;

@@ -349,13 +349,49 @@ class Measures(CliTest):
         self.fails(1, "perplexity", "-m", LLAMA, "-f", "-", stdin="short", says="window")
         self.fails(2, "perplexity", "-m", LLAMA, says="-f")
 
-    def test_bench(self):
-        report = json.loads(self.ok("bench", "-m", LLAMA, "--prefill", 64, "--decode", 4,
-                                    "--repeat", 2, "--depths", "0,100,8192", "--json").out)
-        for key in ("prefill_tps", "decode_tps_0", "decode_tps_100"):
-            self.assertGreater(report[key], 0)
-        self.assertIsNone(report["decode_tps_8192"])
-        self.fails(2, "bench", "-m", LLAMA, "--depths", "0,x", says="--depths")
+    BENCH = ("bench", "-m", LLAMA, "--prefill", 64, "--decode", 4, "--repeat", 2)
+
+    def test_bench_json(self):
+        done = self.ok(*self.BENCH, "--depths", "100,8192", "--widths", "3,1", "--prefill-depths",
+                       "--draft-specs", "sink:0.5,sinks=2+int8,snapkv:0.25", "--json")
+        report = json.loads(done.out)
+        self.assertIn("note: depth 8192", done.err)
+        for key in ("load_s", "rss_bytes", "file_bytes", "read_gbps", "prefill_tps"):
+            self.assertGreater(report[key], 0, key)
+        specs = [k.split("_", 4)[4] for k in report if k.startswith("draft_step_ms_100_")]
+        self.assertEqual(len(specs), 2)
+        self.assertTrue(specs[0].startswith("sink:0.5"), specs)
+        of_depth = ["decode_tps_{}", "decode_read_share_{}", "prefill_tps_{}", "verify_ms_{}_1",
+                    "verify_ms_{}_3", "verify_ms_per_position_{}_3"]
+        of_depth += [f"draft_{what}_{{}}_{spec}" for spec in specs
+                     for what in ("step_ms", "step_ratio", "kept_fraction")]
+        for key in of_depth:
+            self.assertGreater(report[key.format(100)], 0, key)
+            self.assertIsNone(report[key.format(8192)], key)
+        self.assertGreater(report["decode_tps_0"], 0)
+        self.assertGreater(report["verify_ms_0_1"], 0)
+        self.assertFalse([k for k in report if k.startswith("draft_") and "_0_" in k])
+        self.assertLess(report["verify_ms_per_position_100_3"], report["verify_ms_100_3"])
+        for spec, low, high in zip(specs, (0.3, 0.2), (0.55, 0.35)):
+            kept = report[f"draft_kept_fraction_100_{spec}"]
+            self.assertTrue(low < kept < high, (spec, kept))
+
+    def test_bench_table(self):
+        out = self.ok(*self.BENCH, "--depths", "0,100", "--widths", 2).out
+        for words in ("plain read", "share of the plain read", "verification ms", "int4", "load"):
+            self.assertIn(words, out)
+        out = self.ok(*self.BENCH, "--depths", 0, "--widths", "none", "--draft-specs", "none").out
+        self.assertNotIn("verification", out)
+        self.assertNotIn("int4", out)
+
+    def test_bench_refuses(self):
+        for flag, value in (("--depths", "0,x"), ("--depths", ""), ("--depths", "-1"),
+                            ("--widths", "0"), ("--widths", "258"), ("--repeat", "0"),
+                            ("--widths", ",".join(map(str, range(1, 18)))),
+                            ("--draft-specs", "off"), ("--draft-specs", "int5"),
+                            ("--draft-specs", "")):
+            self.fails(2, "bench", "-m", LLAMA, flag, value, says=flag)
+        self.fails(1, "bench", "-m", LLAMA, "--prefill", 100000, says="context")
 
 
 class Pull(CliTest):

@@ -54,6 +54,8 @@ std::string ProgressBar::Line(int64_t done, int64_t total, double seconds) const
     line += fmt::format(" {} of {}", FormatBytes(static_cast<uint64_t>(done)),
                         FormatBytes(static_cast<uint64_t>(total)));
     if (rate > 0) line += fmt::format(", {}/s", FormatBytes(static_cast<uint64_t>(rate)));
+  } else if (unit_ == ProgressUnit::kMeasurements) {
+    line += fmt::format(" {} of {} measurements", done, total);
   } else {
     line += fmt::format(" {} of {} tokens", done, total);
     if (rate > 0) line += fmt::format(", {:.0f}/s", rate);

@@ -14,7 +14,7 @@ enum class ProgressWish {
   kTerminalOnly,
   kAlways,  // --progress
 };
-enum class ProgressUnit { kTokens, kBytes };
+enum class ProgressUnit { kTokens, kBytes, kMeasurements };
 
 class ProgressBar {
  public:
