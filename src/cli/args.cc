@@ -162,7 +162,7 @@ void ModelFlags::Declare(Flags* flags) {
                  1024);
   flags->Switch("--progress", "Show progress even if stderr is no terminal", &progress);
   flags->Group("");
-  flags->Text("--isa", "NAME", "Kernels: scalar, avx2", &isa);
+  flags->Text("--isa", "NAME", "Kernels: scalar, avx2, avx512", &isa);
   flags->Integer("--chunk", "N", "Rows of a prefill pass", &chunk, 1, 1 << 20);
   flags->Group("Options");
 }

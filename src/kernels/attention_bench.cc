@@ -296,7 +296,7 @@ int main(int argc, char** argv) {
   const int only = argc > 2 ? std::atoi(argv[2]) : 0;
   const KernelTable* table = nullptr;
   for (const KernelTable* t : AllKernelTables()) {
-    if (table == nullptr || std::strcmp(t->name, "avx2") == 0) table = t;
+    if (table == nullptr || std::strcmp(t->name, argc > 3 ? argv[3] : "avx512") == 0) table = t;
   }
   ScopedFpEnv fp_env;
   std::printf("kernels: %s\n", table->name);

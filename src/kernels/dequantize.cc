@@ -85,14 +85,22 @@ void RowHalf(TensorType type, const uint8_t* src, int64_t n, float* y) {
 void DequantizeRow(TensorType type, const uint8_t* src, int64_t n, float* y) {
   VC_CHECK(n % InfoOf(type).block_values == 0);
   switch (type) {
-    case TensorType::kF32: std::memcpy(y, src, sizeof(float) * n); return;
+    case TensorType::kF32:
+      std::memcpy(y, src, sizeof(float) * n);
+      return;
     case TensorType::kF16:
-    case TensorType::kBF16: return RowHalf(type, src, n, y);
-    case TensorType::kQ8_0: return RowQ8_0(src, n, y);
-    case TensorType::kQ5_0: return RowQ5_0(src, n, y);
-    case TensorType::kQ4_1: return RowQ4_1(src, n, y);
-    case TensorType::kQ4_K: return RowQ4_K(src, n, y);
-    case TensorType::kQ6_K: return RowQ6_K(src, n, y);
+    case TensorType::kBF16:
+      return RowHalf(type, src, n, y);
+    case TensorType::kQ8_0:
+      return RowQ8_0(src, n, y);
+    case TensorType::kQ5_0:
+      return RowQ5_0(src, n, y);
+    case TensorType::kQ4_1:
+      return RowQ4_1(src, n, y);
+    case TensorType::kQ4_K:
+      return RowQ4_K(src, n, y);
+    case TensorType::kQ6_K:
+      return RowQ6_K(src, n, y);
   }
 }
 

@@ -49,9 +49,9 @@ inline constexpr int64_t kOutTile = 16;
 // query position r / heads_per_kv, head r % heads_per_kv of the KV head's group.
 inline constexpr int64_t kSegmentTokens = 1024;
 struct AttnState {
-  float* max;   // [rows], of scores times log2(e); -inf: no key seen yet
-  float* sum;   // [rows][16]: virtual lane = key position mod 16
-  float* acc;   // [rows][padded_head_dim]
+  float* max;  // [rows], of scores times log2(e); -inf: no key seen yet
+  float* sum;  // [rows][16]: virtual lane = key position mod 16
+  float* acc;  // [rows][padded_head_dim]
 };
 
 // The queries of one tile: `num_rows` flattened rows of one KV head.
@@ -71,7 +71,7 @@ struct ArgmaxResult {
 };
 
 struct KernelTable {
-  const char* name;  // "scalar", "avx2"
+  const char* name;  // "scalar", "avx2", "avx512"
 
   // --- Weights -------------------------------------------------------------------------------
   // Bytes pack() needs for a matrix (rows padded to kOutTile). cols is a multiple of the type's
@@ -138,7 +138,7 @@ size_t AttnScratchFloats(int64_t head_dim);
 size_t DraftScratchFloats(int64_t num_heads, int64_t num_keys, int64_t head_dim);
 
 // All tables this build has and this CPU can run, the judge first: "scalar" (-mfma), then "avx2",
-// and "scalar-baseline" (no -mfma, for tests) last.
+// "avx512" (with VNNI), and "scalar-baseline" (no -mfma, for tests) last.
 absl::Span<const KernelTable* const> AllKernelTables();
 // The fastest table, or the one named. ERRORS: kFailedPrecondition naming the missing CPU feature;
 // kInvalidArgument for an unknown name (lists the names).
@@ -149,8 +149,8 @@ void DequantizeRow(TensorType type, const uint8_t* src, int64_t n, float* y);
 
 // --- The contract's own elementary functions, fp64, plain C++ (load time, rope, sampling) --------
 double ContractExp(double x);
-double ContractLog(double x);   // x > 0
-double ContractPow(double base, double exponent);  // base > 0: exp(exponent * log(base))
+double ContractLog(double x);                             // x > 0
+double ContractPow(double base, double exponent);         // base > 0: exp(exponent * log(base))
 void ContractSinCos(double x, double* sin, double* cos);  // |x| < 2^30
 
 }  // namespace vericache

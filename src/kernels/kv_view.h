@@ -91,8 +91,8 @@ struct DraftHeadView {
 struct KvView {
   enum class Kind { kFull, kDraft };
   Kind kind = Kind::kFull;
-  FullKvView full;                            // kFull
-  absl::Span<const DraftHeadView> draft;      // kDraft: [num_kv_heads]
+  FullKvView full;                        // kFull
+  absl::Span<const DraftHeadView> draft;  // kDraft: [num_kv_heads]
 };
 
 // The K/V of one sequence as one forward pass sees it: new rows go in, a view comes out.

@@ -96,8 +96,8 @@ void FillActs(const KernelTable& table, const Case& c, int64_t rows, Acts* acts)
   acts->q.resize(rows * c.cols);
   acts->scale.resize(rows * c.cols / 32);
   acts->sums.resize(rows * c.cols / 16);
-  acts->view = {ActFormatOf(c.type),  c.cols,           acts->f32.data(), acts->q.data(),
-                acts->scale.data(), acts->sums.data()};
+  acts->view = {ActFormatOf(c.type), c.cols,           acts->f32.data(), acts->q.data(),
+                acts->scale.data(),  acts->sums.data()};
   for (int64_t r = 0; r < rows; ++r) {
     const float* x = &acts->f32[r * c.cols];
     int8_t* q = &acts->q[r * c.cols];
@@ -213,10 +213,10 @@ Bench MakeBench(const KernelTable& table, const Case& c) {
   bench.judge_packed.Resize(judge.packed_bytes(c.type, c.rows, c.cols));
   judge.pack(c.type, c.rows, c.cols, src.data(), bench.judge_packed.data(), 0, c.rows);
   const double weights = static_cast<double>(c.rows * c.cols);
-  std::printf("%s %ldx%ld  %.4f B/weight (file %.4f), pack %.2f Gweights/s\n",
-              InfoOf(c.type).name, static_cast<long>(c.rows), static_cast<long>(c.cols),
-              static_cast<double>(bench.bytes) / weights,
-              static_cast<double>(src.size()) / weights, weights / seconds * 1e-9);
+  std::printf("%s %ldx%ld  %.4f B/weight (file %.4f), pack %.2f Gweights/s\n", InfoOf(c.type).name,
+              static_cast<long>(c.rows), static_cast<long>(c.cols),
+              static_cast<double>(bench.bytes) / weights, static_cast<double>(src.size()) / weights,
+              weights / seconds * 1e-9);
   return bench;
 }
 
@@ -239,34 +239,43 @@ void Measure(const Bench& bench, const Acts& acts, int64_t rows, int threads) {
   const int64_t peak_steps = 2'000'000;
   Samples kernel, read, peak;
   for (int round = 0; round < kRounds; ++round) {
-    AddSample(&pool, [&](double* cpu) {
-      for (size_t i = 0; i < used; ++i) {
-        Run(bench.table, bench.Copy(i), acts.view, rows, &pool, y.data(), cpu);
-      }
-    }, &kernel);
+    AddSample(
+        &pool,
+        [&](double* cpu) {
+          for (size_t i = 0; i < used; ++i) {
+            Run(bench.table, bench.Copy(i), acts.view, rows, &pool, y.data(), cpu);
+          }
+        },
+        &kernel);
     const size_t part = (used * bench.stride / threads + 63) / 64 * 64;
-    AddSample(&pool, [&](double* cpu) {
-      TimedTasks(&pool, threads, cpu, [&](int64_t task) {
-        const size_t begin = std::min(used * bench.stride, part * task);
-        const size_t end = std::min(used * bench.stride, begin + part);
-        g_sink = ReadBytes(bench.packed.data() + begin, end - begin);
-      });
-    }, &read);
-    AddSample(&pool, [&](double* cpu) {
-      TimedTasks(&pool, threads, cpu, [&](int64_t) { g_sink = Int8Peak(peak_steps); });
-    }, &peak);
+    AddSample(
+        &pool,
+        [&](double* cpu) {
+          TimedTasks(&pool, threads, cpu, [&](int64_t task) {
+            const size_t begin = std::min(used * bench.stride, part * task);
+            const size_t end = std::min(used * bench.stride, begin + part);
+            g_sink = ReadBytes(bench.packed.data() + begin, end - begin);
+          });
+        },
+        &read);
+    AddSample(
+        &pool,
+        [&](double* cpu) {
+          TimedTasks(&pool, threads, cpu, [&](int64_t) { g_sink = Int8Peak(peak_steps); });
+        },
+        &peak);
   }
   const double gops = 2e-9 * static_cast<double>(bench.c.rows * bench.c.cols * rows) * used;
   const double gigabytes = 1e-9 * static_cast<double>(bench.bytes * used);
   const double peak_gops = 1e-9 * threads * peak_steps * 8 * 64;
   const double t = Median(kernel.cpu);
-  std::printf("  rows %3ld threads %d  %7.1f GOPS (%3.0f%% of peak %5.1f)  %6.2f GB/s (%3.0f%% of "
-              "read %5.2f)  by wall clock %6.1f GOPS %5.2f GB/s (%3.0f%% of read)\n",
-              static_cast<long>(rows), threads, gops / t,
-              100 * gops / t * Median(peak.cpu) / peak_gops, peak_gops / Median(peak.cpu),
-              gigabytes / t, 100 * Median(read.cpu) / t, gigabytes / Median(read.cpu),
-              gops / Median(kernel.wall), gigabytes / Median(kernel.wall),
-              100 * Median(read.wall) / Median(kernel.wall));
+  std::printf(
+      "  rows %3ld threads %d  %7.1f GOPS (%3.0f%% of peak %5.1f)  %6.2f GB/s (%3.0f%% of "
+      "read %5.2f)  by wall clock %6.1f GOPS %5.2f GB/s (%3.0f%% of read)\n",
+      static_cast<long>(rows), threads, gops / t, 100 * gops / t * Median(peak.cpu) / peak_gops,
+      peak_gops / Median(peak.cpu), gigabytes / t, 100 * Median(read.cpu) / t,
+      gigabytes / Median(read.cpu), gops / Median(kernel.wall), gigabytes / Median(kernel.wall),
+      100 * Median(read.wall) / Median(kernel.wall));
 }
 
 std::vector<int64_t> Numbers(const char* text) {

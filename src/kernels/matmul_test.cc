@@ -53,11 +53,15 @@ uint16_t RandomHalf(Weights kind, Random* random) {
 std::vector<int> HalfOffsets(TensorType type) {
   switch (type) {
     case TensorType::kQ8_0:
-    case TensorType::kQ5_0: return {0};
+    case TensorType::kQ5_0:
+      return {0};
     case TensorType::kQ4_1:
-    case TensorType::kQ4_K: return {0, 2};
-    case TensorType::kQ6_K: return {208};
-    default: return {};
+    case TensorType::kQ4_K:
+      return {0, 2};
+    case TensorType::kQ6_K:
+      return {208};
+    default:
+      return {};
   }
 }
 

@@ -5,14 +5,15 @@
 
 #include "kernels/kernels.h"
 
-#define VC_DECLARE_KERNEL_PARTS(ns)               \
-  namespace vericache::ns {                       \
-  void FillMatmul(KernelTable* table);            \
-  void FillRows(KernelTable* table);              \
-  void FillAttention(KernelTable* table);         \
-  void FillDraftAttention(KernelTable* table);    \
+#define VC_DECLARE_KERNEL_PARTS(ns)            \
+  namespace vericache::ns {                    \
+  void FillMatmul(KernelTable* table);         \
+  void FillRows(KernelTable* table);           \
+  void FillAttention(KernelTable* table);      \
+  void FillDraftAttention(KernelTable* table); \
   }
 
 VC_DECLARE_KERNEL_PARTS(scalar_baseline)
 VC_DECLARE_KERNEL_PARTS(scalar_fma)
 VC_DECLARE_KERNEL_PARTS(avx2)
+VC_DECLARE_KERNEL_PARTS(avx512)

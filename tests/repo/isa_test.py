@@ -3,8 +3,9 @@
 
     tests/repo/isa_test.py BUILD_DIR
 
-1. Outside the kernel objects made for an ISA (src/kernels, CMake targets kernels_avx2 and
-   kernels_scalar) nothing uses AVX: the command must start on any x86-64 and say what is missing.
+1. Outside the kernel objects made for an ISA (src/kernels, CMake targets kernels_avx2,
+   kernels_avx512 and kernels_scalar) nothing uses AVX: the command must start on any x86-64 and
+   say what is missing.
 2. Those objects define no weak function. The linker keeps one copy of a weak function for the
    whole program; an AVX2 copy could become everybody's.
 3. In the linked command, AVX code lies only in functions of the kernels' own namespaces.
@@ -16,8 +17,8 @@ import subprocess
 import sys
 import unittest
 
-ISA_TARGETS = re.compile(r"/kernels_(avx2|scalar)\.dir/")
-ISA_NAMESPACES = re.compile(r"avx2|scalar_fma")
+ISA_TARGETS = re.compile(r"/kernels_(avx2|avx512|scalar)\.dir/")
+ISA_NAMESPACES = re.compile(r"avx2|avx512|scalar_fma")
 # VEX and EVEX instructions have names beginning with v; so have these old ones.
 OLD_V = re.compile(r"^(verr|verw|vmcall|vmmcall|vmrun)$")
 INSTRUCTION = re.compile(r"^\s+[0-9a-f]+:\t(\S+)\s*(.*)$")

@@ -36,7 +36,7 @@ struct ActChunk {
   int64_t prep_stride;
 
   ActChunk Skip(int64_t rows) const {
-    return {q + rows * q_stride,       q_stride,    scale + rows * scale_stride, scale_stride,
+    return {q + rows * q_stride,       q_stride,   scale + rows * scale_stride, scale_stride,
             prep + rows * prep_stride, prep_stride};
   }
 };
@@ -114,8 +114,7 @@ inline void AddProducts(const uint8_t (*codes)[2][32], const int8_t* q, int64_t 
 }
 // One vector of codes of group g, fresh from the packed weights, times x at q.
 template <int kRows>
-inline void AddVector(__m256i codes, int g, const int8_t* q, int64_t stride,
-                      __m256i t[kRows][2]) {
+inline void AddVector(__m256i codes, int g, const int8_t* q, int64_t stride, __m256i t[kRows][2]) {
 #pragma GCC unroll 8
   for (int m = 0; m < kRows; ++m) AddPairs(codes, Broadcast32(q + m * stride), &t[m][g]);
 }
@@ -192,9 +191,8 @@ void BlockedRows(const MatmulArgs& args, int64_t row, int rows) {
                             prep,
                             kCols / 16};
     for (int r = 0; r < rows; ++r) {
-      Format::Prepare(chunk.q + r * x.cols,
-                      x.sums + (row + r) * sum_stride + k / Format::kSumBlock, num_blocks,
-                      prep + r * (kCols / 16));
+      Format::Prepare(chunk.q + r * x.cols, x.sums + (row + r) * sum_stride + k / Format::kSumBlock,
+                      num_blocks, prep + r * (kCols / 16));
     }
     for (int64_t o = args.out_begin; o < args.out_end; o += kTileRows) {
       const int64_t block = o / kTileRows * row_blocks + k / Format::kBlock;

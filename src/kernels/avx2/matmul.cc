@@ -65,14 +65,22 @@ void Matmul(const PackedMatrix& w, const Activations& x, int64_t num_rows, int64
             int64_t out_end, float* y, int64_t ldy) {
   const MatmulArgs args = {w, x, num_rows, out_begin, out_end, y, ldy};
   switch (w.type) {
-    case TensorType::kF32: return FloatMatmul<TensorType::kF32>(args);
-    case TensorType::kF16: return FloatMatmul<TensorType::kF16>(args);
-    case TensorType::kBF16: return FloatMatmul<TensorType::kBF16>(args);
-    case TensorType::kQ8_0: return MatmulQ8_0(args);
-    case TensorType::kQ5_0: return MatmulQ5_0(args);
-    case TensorType::kQ4_1: return MatmulQ4_1(args);
-    case TensorType::kQ4_K: return MatmulQ4_K(args);
-    case TensorType::kQ6_K: return MatmulQ6_K(args);
+    case TensorType::kF32:
+      return FloatMatmul<TensorType::kF32>(args);
+    case TensorType::kF16:
+      return FloatMatmul<TensorType::kF16>(args);
+    case TensorType::kBF16:
+      return FloatMatmul<TensorType::kBF16>(args);
+    case TensorType::kQ8_0:
+      return MatmulQ8_0(args);
+    case TensorType::kQ5_0:
+      return MatmulQ5_0(args);
+    case TensorType::kQ4_1:
+      return MatmulQ4_1(args);
+    case TensorType::kQ4_K:
+      return MatmulQ4_K(args);
+    case TensorType::kQ6_K:
+      return MatmulQ6_K(args);
   }
 }
 

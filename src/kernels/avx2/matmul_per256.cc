@@ -176,8 +176,8 @@ struct FormatQ6_K {
 
   // codes of k group i (low nibbles, bit pairs of vector u = 0) or i + 4 (high nibbles, u = 1).
   static __m256i Code(__m256i nibbles, __m256i pairs, int i) {
-    const __m256i shifted = i < 2 ? _mm256_slli_epi16(pairs, 4 - 2 * i)
-                                  : _mm256_srli_epi16(pairs, 2 * i - 4);
+    const __m256i shifted =
+        i < 2 ? _mm256_slli_epi16(pairs, 4 - 2 * i) : _mm256_srli_epi16(pairs, 2 * i - 4);
     return _mm256_or_si256(_mm256_and_si256(nibbles, _mm256_set1_epi8(15)),
                            _mm256_and_si256(shifted, _mm256_set1_epi8(0x30)));
   }

@@ -164,10 +164,9 @@ struct FormatQ4_1 {
 // In assembly for the reason given at AddPairs.
 inline void AddSigned(__m256i w, __m256i magnitude, __m256i x, __m256i ones, __m256i* s) {
   __m256i tmp;
-  __asm__(
-      "vpsignb %2, %4, %1\n\tvpmaddubsw %1, %3, %1\n\tvpmaddwd %5, %1, %1\n\tvpaddd %1, %0, %0"
-      : "+x"(*s), "=&x"(tmp)
-      : "x"(w), "x"(magnitude), "x"(x), "x"(ones));
+  __asm__("vpsignb %2, %4, %1\n\tvpmaddubsw %1, %3, %1\n\tvpmaddwd %5, %1, %1\n\tvpaddd %1, %0, %0"
+          : "+x"(*s), "=&x"(tmp)
+          : "x"(w), "x"(magnitude), "x"(x), "x"(ones));
 }
 
 struct FormatQ8_0 {

@@ -50,8 +50,8 @@ __m256i NibblesSplit(const uint8_t* p) {
 __m256i CodesOfQ5_0(const uint8_t* block) {
   int32_t bits;
   std::memcpy(&bits, block + 2, sizeof(bits));
-  const __m256i byte_of = _mm256_setr_epi64x(0, 0x0101010101010101, 0x0202020202020202,
-                                             0x0303030303030303);
+  const __m256i byte_of =
+      _mm256_setr_epi64x(0, 0x0101010101010101, 0x0202020202020202, 0x0303030303030303);
   const __m256i bit_of = _mm256_set1_epi64x(static_cast<int64_t>(0x8040201008040201u));
   const __m256i spread = _mm256_shuffle_epi8(_mm256_set1_epi32(bits), byte_of);
   const __m256i set = _mm256_cmpeq_epi8(_mm256_and_si256(spread, bit_of), bit_of);
@@ -73,9 +73,8 @@ __m256i CodesOfQ6_K(const uint8_t* block, int j) {
   const __m256i high = Load256(block + 128 + half * 32);
   const __m256i nibble = quarter < 2 ? low : _mm256_srli_epi16(low, 4);
   const __m256i pair = _mm256_srl_epi16(high, _mm_cvtsi32_si128(2 * quarter));
-  return _mm256_or_si256(
-      _mm256_and_si256(nibble, _mm256_set1_epi8(15)),
-      _mm256_slli_epi16(_mm256_and_si256(pair, _mm256_set1_epi8(3)), 4));
+  return _mm256_or_si256(_mm256_and_si256(nibble, _mm256_set1_epi8(15)),
+                         _mm256_slli_epi16(_mm256_and_si256(pair, _mm256_set1_epi8(3)), 4));
 }
 
 // Vector i holds k group i in its low and k group i + 4 in its high nibbles.
@@ -154,8 +153,8 @@ void PackQ6_K(const Rows8& rows, int64_t b, int group, uint8_t* dst) {
     for (int u = 0; u < 2; ++u) {
       __m256i pairs = _mm256_setzero_si256();
       for (int i = 0; i < 4; ++i) {
-        const __m256i two = _mm256_and_si256(_mm256_srli_epi16(codes[4 * u + i], 4),
-                                             _mm256_set1_epi8(3));
+        const __m256i two =
+            _mm256_and_si256(_mm256_srli_epi16(codes[4 * u + i], 4), _mm256_set1_epi8(3));
         pairs = _mm256_or_si256(pairs, _mm256_sll_epi16(two, _mm_cvtsi32_si128(2 * i)));
       }
       Store256(dst + 2048 + (4 * j + 2 * u + group) * 32, pairs);
@@ -184,28 +183,42 @@ struct Shape {
 };
 Shape ShapeOf(TensorType type) {
   switch (type) {
-    case TensorType::kF32: return {1, 4, 64};
+    case TensorType::kF32:
+      return {1, 4, 64};
     case TensorType::kF16:
-    case TensorType::kBF16: return {1, 2, 32};
-    case TensorType::kQ8_0: return {32, sizeof(BlockQ8_0), kBytesQ8_0};
-    case TensorType::kQ5_0: return {32, sizeof(BlockQ5_0), kBytesQ5_0};
-    case TensorType::kQ4_1: return {32, sizeof(BlockQ4_1), kBytesQ4_1};
-    case TensorType::kQ4_K: return {256, sizeof(BlockQ4_K), kBytesQ4_K};
-    case TensorType::kQ6_K: return {256, sizeof(BlockQ6_K), kBytesQ6_K};
+    case TensorType::kBF16:
+      return {1, 2, 32};
+    case TensorType::kQ8_0:
+      return {32, sizeof(BlockQ8_0), kBytesQ8_0};
+    case TensorType::kQ5_0:
+      return {32, sizeof(BlockQ5_0), kBytesQ5_0};
+    case TensorType::kQ4_1:
+      return {32, sizeof(BlockQ4_1), kBytesQ4_1};
+    case TensorType::kQ4_K:
+      return {256, sizeof(BlockQ4_K), kBytesQ4_K};
+    case TensorType::kQ6_K:
+      return {256, sizeof(BlockQ6_K), kBytesQ6_K};
   }
   return {1, 4, 64};
 }
 
 void PackBlock(TensorType type, const Rows8& rows, int64_t b, int group, uint8_t* dst) {
   switch (type) {
-    case TensorType::kF32: return PackPlain(4, rows, b, group, dst);
+    case TensorType::kF32:
+      return PackPlain(4, rows, b, group, dst);
     case TensorType::kF16:
-    case TensorType::kBF16: return PackPlain(2, rows, b, group, dst);
-    case TensorType::kQ8_0: return PackQ8_0(rows, b, group, dst);
-    case TensorType::kQ5_0: return PackQ5_0(rows, b, group, dst);
-    case TensorType::kQ4_1: return PackQ4_1(rows, b, group, dst);
-    case TensorType::kQ4_K: return PackQ4_K(rows, b, group, dst);
-    case TensorType::kQ6_K: return PackQ6_K(rows, b, group, dst);
+    case TensorType::kBF16:
+      return PackPlain(2, rows, b, group, dst);
+    case TensorType::kQ8_0:
+      return PackQ8_0(rows, b, group, dst);
+    case TensorType::kQ5_0:
+      return PackQ5_0(rows, b, group, dst);
+    case TensorType::kQ4_1:
+      return PackQ4_1(rows, b, group, dst);
+    case TensorType::kQ4_K:
+      return PackQ4_K(rows, b, group, dst);
+    case TensorType::kQ6_K:
+      return PackQ6_K(rows, b, group, dst);
   }
 }
 

@@ -58,8 +58,8 @@ float BlockScale(const float* x, int n, float* inverse) {
 
 // Codes of 32 values; NaN times zero must give code 0, so a zero inverse is not multiplied.
 __m256i StoreCodes(const float* x, float inverse, int8_t* q) {
-  const __m256i codes = inverse == 0.0f ? _mm256_setzero_si256()
-                                        : Codes32(x, _mm256_set1_ps(inverse));
+  const __m256i codes =
+      inverse == 0.0f ? _mm256_setzero_si256() : Codes32(x, _mm256_set1_ps(inverse));
   Store256(q, codes);
   return codes;
 }

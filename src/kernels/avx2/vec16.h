@@ -1,8 +1,8 @@
 // Sixteen fp32 lanes, as the contract counts them, on AVX2.
 //
-// Kernels are written over this type alone, so that another ISA needs only another copy of this
-// file. Every operation rounds as its scalar twin does, lane by lane; FMA happens in Fma() only.
-// Everything lives in an anonymous namespace (see scalar/scalar_math.h).
+// Include vec/vec16.h, which adds what is the same for all ISAs. Every operation rounds as its
+// scalar twin does, lane by lane; FMA happens in Fma() only. Everything lives in an anonymous
+// namespace (see scalar/scalar_math.h).
 #pragma once
 
 #include <immintrin.h>
@@ -12,8 +12,8 @@
 namespace vericache::VC_KERNEL_NS {
 namespace {
 
-#define VC_INLINE inline __attribute__((always_inline))
-#define VC_NOINLINE __attribute__((noinline))
+// 32 vector registers instead of 16: wider tiles.
+constexpr bool kManyRegisters = false;
 
 struct Vec16 {
   __m256 lo, hi;
@@ -91,19 +91,6 @@ VC_INLINE Vec16 ZeroWhere(Mask16 m, Vec16 v) {
   return {_mm256_andnot_ps(m.lo, v.lo), _mm256_andnot_ps(m.hi, v.hi)};
 }
 
-// Partial vectors: lanes from n on read as zero and are not written.
-template <typename T>
-VC_INLINE Vec16 LoadFirst(const T* p, int64_t n) {
-  T full[16] = {};
-  for (int64_t i = 0; i < n; ++i) full[i] = p[i];
-  return Load(full);
-}
-VC_INLINE void StoreFirst(Vec16 v, float* p, int64_t n) {
-  float full[16];
-  Store(v, full);
-  for (int64_t i = 0; i < n; ++i) p[i] = full[i];
-}
-
 // Rounds to f16 after clamping to +-65504; NaN stays NaN (it is the second operand).
 VC_INLINE void StoreF16Saturated(Vec16 v, uint16_t* p) {
   v = MaxOrSecond(Set(-65504.0f), MinOrSecond(Set(65504.0f), v));
@@ -157,22 +144,6 @@ VC_INLINE Vec16 Pow2(Vec16 n) {
           _mm256_castsi256_ps(_mm256_slli_epi32(hi, 23))};
 }
 
-// The contract's exp. NaN passes through the arithmetic.
-VC_INLINE Vec16 Exp(Vec16 x) {
-  const Vec16 n = RoundToInt(Mul(x, Set(1.44269504f)));
-  Vec16 f = Fma(n, Set(-0.693359375f), x);
-  f = Fma(n, Set(2.12194440e-4f), f);
-  Vec16 p = Set(1.9875691500e-4f);
-  p = Fma(p, f, Set(1.3981999507e-3f));
-  p = Fma(p, f, Set(8.3334519073e-3f));
-  p = Fma(p, f, Set(4.1665795894e-2f));
-  p = Fma(p, f, Set(1.6666665459e-1f));
-  p = Fma(p, f, Set(5.0000001201e-1f));
-  Vec16 y = Mul(Fma(p, Mul(f, f), Add(f, Set(1.0f))), Pow2(n));
-  y = ZeroWhere(Less(x, Set(-87.0f)), y);
-  return Select(Less(Set(88.0f), x), Set(__builtin_inff()), y);
-}
-
 // A constant that the compiler must keep in a register: left to itself, gcc folds a load of it into
 // every operation, and loads, not FMAs, then bound the softmax.
 VC_INLINE Vec16 InRegister(float x) {
@@ -181,32 +152,13 @@ VC_INLINE Vec16 InRegister(float x) {
   return {v, v};
 }
 
-// The contract's exp2 for t <= 0. REQUIRES: no lane is NaN (then an integer addition may scale).
-struct Exp2NonPositiveNoNan {
-  // Adding 1.5 * 2^23 rounds to an integer, half to even, and leaves it in the low bits.
-  Vec16 magic = InRegister(0x1.8p23f);
-  Vec16 c5 = InRegister(0x1.5bba14p-10f);
-  Vec16 c4 = InRegister(0x1.3cea88p-7f);
-  Vec16 c3 = InRegister(0x1.c6b752p-5f);
-  Vec16 c2 = InRegister(0x1.ebf9bcp-3f);
-  Vec16 c1 = InRegister(0x1.62e42ap-1f);
-  Vec16 c0 = InRegister(1.0f);
-
-  VC_INLINE Vec16 operator()(Vec16 t) const {
-    const Vec16 k = Add(t, magic);
-    const Vec16 f = Sub(t, Sub(k, magic));
-    Vec16 p = Fma(c5, f, c4);
-    p = Fma(p, f, c3);
-    p = Fma(p, f, c2);
-    p = Fma(p, f, c1);
-    p = Fma(p, f, c0);
-    const __m256i lo = _mm256_slli_epi32(_mm256_castps_si256(k.lo), 23);
-    const __m256i hi = _mm256_slli_epi32(_mm256_castps_si256(k.hi), 23);
-    const Vec16 y = {_mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(p.lo), lo)),
-                     _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(p.hi), hi))};
-    return ZeroWhere(Less(t, Set(-125.0f)), y);
-  }
-};
+// p with the low bits of k added to its exponent.
+VC_INLINE Vec16 AddToExponent(Vec16 p, Vec16 k) {
+  const __m256i lo = _mm256_slli_epi32(_mm256_castps_si256(k.lo), 23);
+  const __m256i hi = _mm256_slli_epi32(_mm256_castps_si256(k.hi), 23);
+  return {_mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(p.lo), lo)),
+          _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(p.hi), hi))};
+}
 
 }  // namespace
 }  // namespace vericache::VC_KERNEL_NS

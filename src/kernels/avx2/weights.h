@@ -87,7 +87,8 @@ inline TileMask MaskFor(int64_t rows_left) {
            _mm256_cmpgt_epi32(_mm256_set1_epi32(left - 8), index)}};
 }
 inline __m256 LoadOutputs(const TileMask& mask, const float* y, int group) {
-  if (mask.whole) [[likely]] return _mm256_loadu_ps(y + 8 * group);
+  if (mask.whole) [[likely]]
+    return _mm256_loadu_ps(y + 8 * group);
   return _mm256_maskload_ps(y + 8 * group, mask.lanes[group]);
 }
 inline void StoreOutputs(const TileMask& mask, float* y, int group, __m256 value) {

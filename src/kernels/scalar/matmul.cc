@@ -7,14 +7,21 @@ namespace {
 
 int64_t RowBytes(TensorType type, int64_t cols) {
   switch (type) {
-    case TensorType::kF32: return cols * 4;
+    case TensorType::kF32:
+      return cols * 4;
     case TensorType::kF16:
-    case TensorType::kBF16: return cols * 2;
-    case TensorType::kQ8_0: return cols / 32 * static_cast<int64_t>(sizeof(BlockQ8_0));
-    case TensorType::kQ5_0: return cols / 32 * static_cast<int64_t>(sizeof(BlockQ5_0));
-    case TensorType::kQ4_1: return cols / 32 * static_cast<int64_t>(sizeof(BlockQ4_1));
-    case TensorType::kQ4_K: return cols / 256 * static_cast<int64_t>(sizeof(BlockQ4_K));
-    case TensorType::kQ6_K: return cols / 256 * static_cast<int64_t>(sizeof(BlockQ6_K));
+    case TensorType::kBF16:
+      return cols * 2;
+    case TensorType::kQ8_0:
+      return cols / 32 * static_cast<int64_t>(sizeof(BlockQ8_0));
+    case TensorType::kQ5_0:
+      return cols / 32 * static_cast<int64_t>(sizeof(BlockQ5_0));
+    case TensorType::kQ4_1:
+      return cols / 32 * static_cast<int64_t>(sizeof(BlockQ4_1));
+    case TensorType::kQ4_K:
+      return cols / 256 * static_cast<int64_t>(sizeof(BlockQ4_K));
+    case TensorType::kQ6_K:
+      return cols / 256 * static_cast<int64_t>(sizeof(BlockQ6_K));
   }
   return 0;
 }
@@ -197,14 +204,21 @@ float DotQ6_K(const uint8_t* w, int64_t cols, const ActRow& x) {
 
 float Dot(TensorType type, const uint8_t* w, int64_t cols, const ActRow& x) {
   switch (type) {
-    case TensorType::kF32: return DotF32(w, cols, x);
+    case TensorType::kF32:
+      return DotF32(w, cols, x);
     case TensorType::kF16:
-    case TensorType::kBF16: return DotHalf(type, w, cols, x);
-    case TensorType::kQ8_0: return DotQ8_0(w, cols, x);
-    case TensorType::kQ5_0: return DotQ5_0(w, cols, x);
-    case TensorType::kQ4_1: return DotQ4_1(w, cols, x);
-    case TensorType::kQ4_K: return DotQ4_K(w, cols, x);
-    case TensorType::kQ6_K: return DotQ6_K(w, cols, x);
+    case TensorType::kBF16:
+      return DotHalf(type, w, cols, x);
+    case TensorType::kQ8_0:
+      return DotQ8_0(w, cols, x);
+    case TensorType::kQ5_0:
+      return DotQ5_0(w, cols, x);
+    case TensorType::kQ4_1:
+      return DotQ4_1(w, cols, x);
+    case TensorType::kQ4_K:
+      return DotQ4_K(w, cols, x);
+    case TensorType::kQ6_K:
+      return DotQ6_K(w, cols, x);
   }
   return 0.0f;
 }

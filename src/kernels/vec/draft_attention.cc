@@ -1,9 +1,9 @@
 // Attention over draft KV (order: scalar/draft_attention.cc). Each group of 32 keys is turned into
 // fp32 once, in the layout of full KV, and shared by all query heads through the same tiles.
-#include "kernels/avx2/attention_tiles.h"
-#include "kernels/avx2/vec16.h"
 #include "kernels/scalar/scalar_math.h"
 #include "kernels/table_parts.h"
+#include "kernels/vec/attention_tiles.h"
+#include "kernels/vec/vec16.h"
 
 namespace vericache::VC_KERNEL_NS {
 namespace {

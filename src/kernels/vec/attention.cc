@@ -4,10 +4,10 @@
 // 16-key groups), softmax (16 lanes), values (register tiles over 16-channel groups). With many
 // rows the f16 keys and values of a group are converted to fp32 once, into L1; with few, on the
 // fly.
-#include "kernels/avx2/attention_tiles.h"
-#include "kernels/avx2/vec16.h"
 #include "kernels/scalar/scalar_math.h"
 #include "kernels/table_parts.h"
+#include "kernels/vec/attention_tiles.h"
+#include "kernels/vec/vec16.h"
 
 namespace vericache::VC_KERNEL_NS {
 namespace {
@@ -85,7 +85,7 @@ VC_INLINE void ExponentialsOfRow(const Exp2NonPositiveNoNan& exp2, float* p, int
 // neither loop waits for a long chain. kFull: all rows see all 64 keys.
 template <bool kFull>
 VC_NOINLINE void SoftmaxRows(const BlockRows& b, int64_t r, int64_t rows) {
-  float new_max[6];
+  float new_max[kMaxTileRows];
   for (int64_t i = 0; i < rows; ++i) {
     new_max[i] = MaxOfRow<kFull>(b.p + (r + i) * 64, b.valid[r + i], b.state.max[r + i]);
   }
@@ -231,7 +231,7 @@ void KeyScores(const FullKvView& kv, int kv_head, const AttnRows& rows, int64_t 
       if (key_end - j >= 16) {
         QkRows(tile, {head_dim, 1.0f, ld}, q, source, 1, scores + r * ld + j);
       } else {  // the last keys: nothing may be written behind them
-        float s[6 * 16];
+        float s[kMaxTileRows * 16];
         QkRows(tile, {head_dim, 1.0f, 16}, q, source, 1, s);
         for (int i = 0; i < tile; ++i) {
           for (int64_t l = 0; l < key_end - j; ++l) scores[(r + i) * ld + j + l] = s[i * 16 + l];

@@ -1,7 +1,7 @@
 // Row kernels over 16 lanes. A tail of fewer than 16 values runs through the same operations in a
 // partial vector, so that a value's bits do not depend on where it stands.
-#include "kernels/avx2/vec16.h"
 #include "kernels/table_parts.h"
+#include "kernels/vec/vec16.h"
 
 namespace vericache::VC_KERNEL_NS {
 namespace {

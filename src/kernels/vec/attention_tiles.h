@@ -1,24 +1,27 @@
 // Register tiles of attention: R query rows against G vectors of 16 keys (QK) or channels (PV).
 //
 // R * G accumulators stay in registers while the reduction runs in order, so a tile's shape never
-// shows in the bits. Measured on Zen 4, cycles a step of the reduction beside the limit of 2 FMA a
-// cycle: 6 x 1 6.1 (6), 4 x 1 4.4 (4), 3 x 2 6.1 (6) from fp32 but 12.6 from f16 (spills), 7 x 1 in
-// halves 8.4 (7). So seven rows run as 4 + 3, and the tile that reads f16 first leaves an fp32 copy
-// for the others: conversion hides behind its FMAs, a second one would not.
+// shows in the bits. AVX-512 has room for 24 accumulators, so that seven query heads are one tile.
+// AVX2, measured on Zen 4, cycles a step of the reduction beside the limit of 2 FMA a cycle: 6 x 1
+// 6.1 (6), 4 x 1 4.4 (4), 3 x 2 6.1 (6) from fp32 but 12.6 from f16 (spills), 7 x 1 in halves 8.4
+// (7). So there seven rows run as 4 + 3, and the tile that reads f16 first leaves an fp32 copy for
+// the others: conversion hides behind its FMAs, a second one would not.
 #pragma once
 
-#include "kernels/avx2/vec16.h"
+#include "kernels/vec/vec16.h"
 
 namespace vericache::VC_KERNEL_NS {
 namespace {
 
 // Where a tile takes its keys or values from. Offsets count values, in the layout of kv_view.h.
 struct F32Source {
+  static constexpr bool kFp32 = true;
   const float* data;
   VC_INLINE Vec16 Get(int64_t offset) const { return Load(data + offset); }
   VC_INLINE F32Source At(int64_t offset) const { return {data + offset}; }
 };
 struct F16Source {
+  static constexpr bool kFp32 = false;
   const uint16_t* data;
   const uint16_t* ahead;  // fetched into L2 along the way, in the same order; any address
   VC_INLINE Vec16 Get(int64_t offset) const {
@@ -28,6 +31,7 @@ struct F16Source {
   VC_INLINE F16Source At(int64_t offset) const { return {data + offset, ahead + offset}; }
 };
 struct F16CopyingSource {
+  static constexpr bool kFp32 = false;
   const uint16_t* data;
   const uint16_t* ahead;
   float* copy;  // what was read, in the same layout
@@ -87,38 +91,46 @@ VC_NOINLINE void QkGroups(const QkArgs& args, const float* q, Source k, int64_t 
   }
 }
 
-// Scores of `rows` (1 to 6) rows over `num_groups` groups of 16 keys.
-void QkRows(int rows, const QkArgs& args, const float* q, F32Source k, int64_t groups, float* s) {
-  switch (rows) {
-    case 1:
-      return QkGroups<1, 4>(args, q, k, groups, s);
-    case 2:
-      return QkGroups<2, 2>(args, q, k, groups, s);
-    case 3:
-      return QkGroups<3, 2>(args, q, k, groups, s);
-    case 4:
-      return QkGroups<4, 1>(args, q, k, groups, s);
-    case 5:
-      return QkGroups<5, 1>(args, q, k, groups, s);
-    default:
-      return QkGroups<6, 1>(args, q, k, groups, s);
-  }
+// Most rows of a tile.
+constexpr int kMaxTileRows = kManyRegisters ? 12 : 6;
+
+// Vectors of keys or channels that a tile of `rows` rows takes at once.
+constexpr int TileGroups(int rows, bool from_fp32) {
+  if (kManyRegisters) return rows <= 6 ? 4 : 2;
+  if (rows <= 2) return rows == 1 ? 4 : 2;
+  return rows == 3 && from_fp32 ? 2 : 1;
 }
-void QkRows(int rows, const QkArgs& args, const float* q, F16Source k, int64_t groups, float* s) {
+
+// Calls f.operator()<R>() for R = rows, 1 to kMaxTileRows.
+template <typename F>
+VC_INLINE void WithTileRows(int rows, F f) {
+#define VC_TILE_CASE(R)                                                 \
+  case R:                                                               \
+    if constexpr (R <= kMaxTileRows) return f.template operator()<R>(); \
+    break;
   switch (rows) {
-    case 1:
-      return QkGroups<1, 4>(args, q, k, groups, s);
-    case 2:
-      return QkGroups<2, 2>(args, q, k, groups, s);
-    case 3:
-      return QkGroups<3, 1>(args, q, k, groups, s);
-    case 4:
-      return QkGroups<4, 1>(args, q, k, groups, s);
-    case 5:
-      return QkGroups<5, 1>(args, q, k, groups, s);
-    default:
-      return QkGroups<6, 1>(args, q, k, groups, s);
+    VC_TILE_CASE(1)
+    VC_TILE_CASE(2)
+    VC_TILE_CASE(3)
+    VC_TILE_CASE(4)
+    VC_TILE_CASE(5)
+    VC_TILE_CASE(6)
+    VC_TILE_CASE(7)
+    VC_TILE_CASE(8)
+    VC_TILE_CASE(9)
+    VC_TILE_CASE(10)
+    VC_TILE_CASE(11)
+    VC_TILE_CASE(12)
   }
+#undef VC_TILE_CASE
+}
+
+// Scores of `rows` (1 to kMaxTileRows) rows over `num_groups` groups of 16 keys.
+template <typename Source>
+inline void QkRows(int rows, const QkArgs& args, const float* q, Source k, int64_t groups,
+                   float* s) {
+  WithTileRows(rows,
+               [&]<int R>() { QkGroups<R, TileGroups(R, Source::kFp32)>(args, q, k, groups, s); });
 }
 
 // acc[r * lda + g * 16 + lane] += sum over keys j in [begin, end) of p[r * ldp + j] *
@@ -166,46 +178,24 @@ VC_NOINLINE void PvGroups(const PvArgs& b, const float* p, Source v, int64_t num
   }
 }
 
-// Adds keys [begin, end) to the accumulators of `rows` (1 to 6) rows, `groups` channel groups.
-void PvRows(int rows, const PvArgs& b, const float* p, F32Source v, int64_t groups, int64_t begin,
-            int64_t end, float* acc) {
-  switch (rows) {
-    case 1:
-      return PvGroups<1, 4>(b, p, v, groups, begin, end, acc);
-    case 2:
-      return PvGroups<2, 2>(b, p, v, groups, begin, end, acc);
-    case 3:
-      return PvGroups<3, 2>(b, p, v, groups, begin, end, acc);
-    case 4:
-      return PvGroups<4, 1>(b, p, v, groups, begin, end, acc);
-    case 5:
-      return PvGroups<5, 1>(b, p, v, groups, begin, end, acc);
-    default:
-      return PvGroups<6, 1>(b, p, v, groups, begin, end, acc);
-  }
-}
-void PvRows(int rows, const PvArgs& b, const float* p, F16Source v, int64_t groups, int64_t begin,
-            int64_t end, float* acc) {
-  switch (rows) {
-    case 1:
-      return PvGroups<1, 4>(b, p, v, groups, begin, end, acc);
-    case 2:
-      return PvGroups<2, 2>(b, p, v, groups, begin, end, acc);
-    case 3:
-      return PvGroups<3, 1>(b, p, v, groups, begin, end, acc);
-    case 4:
-      return PvGroups<4, 1>(b, p, v, groups, begin, end, acc);
-    case 5:
-      return PvGroups<5, 1>(b, p, v, groups, begin, end, acc);
-    default:
-      return PvGroups<6, 1>(b, p, v, groups, begin, end, acc);
-  }
+// Adds keys [begin, end) to the accumulators of `rows` (1 to kMaxTileRows) rows, `groups` channel
+// groups.
+template <typename Source>
+inline void PvRows(int rows, const PvArgs& b, const float* p, Source v, int64_t groups,
+                   int64_t begin, int64_t end, float* acc) {
+  WithTileRows(rows, [&]<int R>() {
+    PvGroups<R, TileGroups(R, Source::kFp32)>(b, p, v, groups, begin, end, acc);
+  });
 }
 
-// Rows of the next tile when `left` are to do: sixes, and a rest that has no tile of 1 or 2 beside
-// others (7 = 4 + 3, 8 = 4 + 4). So a tile that is not the last has 4 or 6 rows.
+// Rows of the next tile when `left` are to do. Sixteen registers: sixes, and a rest that has no
+// tile of 1 or 2 beside others (7 = 4 + 3, 8 = 4 + 4). Thirty-two: as few as will do, all alike.
 inline int TileRows(int64_t left) {
-  if (left <= 6) return static_cast<int>(left);
+  if (left <= kMaxTileRows) return static_cast<int>(left);
+  if constexpr (kManyRegisters) {
+    const int64_t tiles = (left + kMaxTileRows - 1) / kMaxTileRows;
+    return static_cast<int>((left + tiles - 1) / tiles);
+  }
   return left <= 8 ? 4 : 6;
 }
 
@@ -219,7 +209,7 @@ inline int64_t GroupsPerCopy(int64_t group_values) {
 }
 
 // All scores of `rows` rows over `groups` key groups held as f16, read and converted once. Calls
-// done(r, n) as soon as rows r to r + n - 1 (at most 6) are complete, while they are in L1.
+// done(r, n) as soon as rows r to r + n - 1 (a tile) are complete, while they are in L1.
 template <typename Done>
 VC_INLINE void QkAllRows(int64_t rows, const QkArgs& args, const float* q, F16Source k,
                          int64_t groups, float* s, float* copy, Done done) {
@@ -235,7 +225,7 @@ VC_INLINE void QkAllRows(int64_t rows, const QkArgs& args, const float* q, F16So
     const F16Source part = k.At(g * args.head_dim * 16);
     const F16CopyingSource source{part.data, part.ahead, copy};
     float* out = s + g * 16;
-    first == 4 ? QkGroups<4, 1>(args, q, source, n, out) : QkGroups<6, 1>(args, q, source, n, out);
+    QkRows(first, args, q, source, n, out);
     if (complete) done(int64_t{0}, first);
     for (int64_t r = first; r < rows;) {
       const int tile = TileRows(rows - r);
@@ -257,8 +247,7 @@ inline void PvAllRows(int64_t rows, const PvArgs& args, const float* p, F16Sourc
     const F16Source part = v.At(g * args.stride);
     const F16CopyingSource source{part.data, part.ahead, copy};
     float* out = acc + g * 16;
-    first == 4 ? PvGroups<4, 1>(args, p, source, n, 0, end, out)
-               : PvGroups<6, 1>(args, p, source, n, 0, end, out);
+    PvRows(first, args, p, source, n, 0, end, out);
     for (int64_t r = first; r < rows;) {
       const int tile = TileRows(rows - r);
       PvRows(tile, args, p + r * args.ldp, F32Source{copy}, n, 0, end, out + r * args.lda);

@@ -1,0 +1,269 @@
+// The loops around the quantised kernels (internal to avx512/). Layout: avx2/weights.h; the two
+// groups of a vector stand side by side, so one 64-byte load has 4 consecutive k of 16 rows.
+//
+// vpdpbusd multiplies unsigned weights by signed activations and adds four products to an int32
+// lane: sums are exact without care. Q5_0, Q6_K and Q8_0 have signed weights code - offset; their
+// sums start at -offset * (sum of the activations), which the activations bring along.
+//
+// Up to twelve rows meet the packed weights of sixteen outputs directly. With more, weights of two
+// tiles x 512 columns are unpacked once to bytes in the first-level cache and meet six rows at a
+// time: one broadcast then serves two multiplications, which 512-bit loads (one a cycle on Zen 4)
+// would otherwise hold up. Either way 12 integer sums and 12 chains fill the registers. Each
+// output's FMA chain runs over k in order: parked in y between two column chunks, which changes no
+// bit.
+#pragma once
+
+#include "kernels/avx2/weights.h"
+
+namespace vericache::avx512 {
+namespace {
+
+using avx2::kTileRows;
+using avx2::MatmulArgs;
+
+// Rows of a pass over packed weights, and of one over two unpacked tiles.
+constexpr int kStreamRows = 12;
+constexpr int kPairRows = 6;
+// A pass over packed weights takes whole rows of weights, up to this many columns.
+constexpr int kStreamCols = 9216;
+// With more rows: activations of a chunk stay in the second-level cache.
+constexpr int kChunkCols = 512;
+constexpr int kChunkRows = 192;
+
+inline __m512i Load512(const void* p) { return _mm512_loadu_si512(p); }
+inline __m128i Load128(const void* p) { return _mm_loadu_si128(static_cast<const __m128i*>(p)); }
+// Four bytes in every 32-bit lane; becomes the memory operand of the multiplication.
+inline __m512i Broadcast32(const void* p) {
+  int32_t bits;
+  __builtin_memcpy(&bits, p, sizeof(bits));
+  return _mm512_set1_epi32(bits);
+}
+inline __m512 LoadHalf16(const void* p) {
+  return _mm512_cvtph_ps(_mm256_loadu_si256(static_cast<const __m256i*>(p)));
+}
+inline __m512i LowNibbles(__m512i v) { return _mm512_and_si512(v, _mm512_set1_epi8(15)); }
+inline __m512i HighNibbles(__m512i v) { return LowNibbles(_mm512_srli_epi16(v, 4)); }
+
+// A chunk of activations of some rows, all pointers at the chunk's first column.
+struct ActChunk {
+  const int8_t* q;
+  int64_t q_stride;
+  const float* scale;
+  int64_t scale_stride;
+  const uint32_t* prep;  // what Format::Prepare wrote
+  int64_t prep_stride;
+
+  ActChunk Skip(int64_t rows) const {
+    return {q + rows * q_stride,       q_stride,   scale + rows * scale_stride, scale_stride,
+            prep + rows * prep_stride, prep_stride};
+  }
+};
+
+// Where the outputs of a pass go; lanes: those of each tile that exist.
+struct OutChunk {
+  float* y;  // row 0, first output of the first tile
+  int64_t ldy;
+  bool first;  // first column chunk: the chains start at zero
+  __mmask16 lanes[2];
+
+  OutChunk Skip(int64_t rows) const { return {y + rows * ldy, ldy, first, {lanes[0], lanes[1]}}; }
+};
+
+template <int kRows, int kTiles>
+inline void LoadAcc(const OutChunk& out, __m512 acc[kRows][kTiles]) {
+#pragma GCC unroll 12
+  for (int m = 0; m < kRows; ++m) {
+#pragma GCC unroll 2
+    for (int g = 0; g < kTiles; ++g) {
+      acc[m][g] = out.first ? _mm512_setzero_ps()
+                            : _mm512_maskz_loadu_ps(out.lanes[g], out.y + m * out.ldy + 16 * g);
+    }
+  }
+}
+template <int kRows, int kTiles>
+inline void StoreAcc(const OutChunk& out, const __m512 acc[kRows][kTiles]) {
+#pragma GCC unroll 12
+  for (int m = 0; m < kRows; ++m) {
+#pragma GCC unroll 2
+    for (int g = 0; g < kTiles; ++g) {
+      _mm512_mask_storeu_ps(out.y + m * out.ldy + 16 * g, out.lanes[g], acc[m][g]);
+    }
+  }
+}
+
+// Sums start at word `at` of the prepared ones, or at zero.
+template <int kRows, int kTiles>
+inline void Begin(const ActChunk& x, int64_t at, __m512i t[kRows][kTiles]) {
+#pragma GCC unroll 12
+  for (int m = 0; m < kRows; ++m) {
+#pragma GCC unroll 2
+    for (int g = 0; g < kTiles; ++g) t[m][g] = Broadcast32(x.prep + m * x.prep_stride + at);
+  }
+}
+template <int kRows, int kTiles>
+inline void Zero(__m512i t[kRows][kTiles]) {
+#pragma GCC unroll 12
+  for (int m = 0; m < kRows; ++m) {
+#pragma GCC unroll 2
+    for (int g = 0; g < kTiles; ++g) t[m][g] = _mm512_setzero_si512();
+  }
+}
+// t[m] += codes times the four activations at q of row m.
+template <int kRows, int kTiles>
+inline void AddVector(const __m512i codes[kTiles], const int8_t* q, int64_t stride,
+                      __m512i t[kRows][kTiles]) {
+#pragma GCC unroll 12
+  for (int m = 0; m < kRows; ++m) {
+    const __m512i x = Broadcast32(q + m * stride);
+#pragma GCC unroll 2
+    for (int g = 0; g < kTiles; ++g) t[m][g] = _mm512_dpbusd_epi32(t[m][g], codes[g], x);
+  }
+}
+// acc[m] += float(s[m]) * (d * dx) for block b; d: scales of each tile.
+template <int kRows, int kTiles>
+inline void AddBlock(const ActChunk& x, int64_t b, const __m512 d[kTiles],
+                     const __m512i s[kRows][kTiles], __m512 acc[kRows][kTiles]) {
+#pragma GCC unroll 12
+  for (int m = 0; m < kRows; ++m) {
+    const __m512 dx = _mm512_set1_ps(x.scale[m * x.scale_stride + b]);
+#pragma GCC unroll 2
+    for (int g = 0; g < kTiles; ++g) {
+      acc[m][g] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(s[m][g]), _mm512_mul_ps(d[g], dx), acc[m][g]);
+    }
+  }
+}
+
+// Asks for kBytes bytes from p.
+template <int64_t kBytes>
+inline void Fetch(const uint8_t* p) {
+#pragma GCC unroll 64
+  for (int64_t i = 0; i < kBytes; i += 64) __builtin_prefetch(p + i, 0, 2);
+}
+
+// Format: kBlock, kSumBlock (values per entry of Activations::sums), kTileBytes, Prepare, Unpack,
+// and Pass<kRows, kTiles, Source> over kTiles sources side by side. Two sources of codes exist:
+// Format::Packed reads the matrix, Format::Tile was unpacked from it.
+//
+// Runs f.operator()<R>() for R = rows.
+template <int kMax, typename F>
+inline void WithPassRows(int rows, F f) {
+#define VC_PASS_CASE(R)                                         \
+  case R:                                                       \
+    if constexpr (R <= kMax) return f.template operator()<R>(); \
+    break;
+  switch (rows) {
+    VC_PASS_CASE(1)
+    VC_PASS_CASE(2)
+    VC_PASS_CASE(3)
+    VC_PASS_CASE(4)
+    VC_PASS_CASE(5)
+    VC_PASS_CASE(6)
+    VC_PASS_CASE(7)
+    VC_PASS_CASE(8)
+    VC_PASS_CASE(9)
+    VC_PASS_CASE(10)
+    VC_PASS_CASE(11)
+    VC_PASS_CASE(12)
+  }
+#undef VC_PASS_CASE
+}
+
+inline __mmask16 LanesFrom(int64_t left) {
+  return static_cast<__mmask16>(left >= 16 ? 0xffff : (left > 0 ? (1 << left) - 1 : 0));
+}
+inline OutChunk OutputsOf(const MatmulArgs& args, int64_t row, int64_t o, bool first) {
+  const int64_t left = args.w.rows - o;
+  return {args.y + row * args.ldy + o, args.ldy, first, {LanesFrom(left), LanesFrom(left - 16)}};
+}
+
+template <class Format>
+ActChunk Prepared(const Activations& x, int64_t row, int64_t k, int rows, int cols,
+                  uint32_t* prep) {
+  const int64_t row_blocks = x.cols / Format::kBlock;
+  const int64_t sum_stride = x.cols / Format::kSumBlock;
+  const int64_t prep_stride = cols / Format::kSumBlock;
+  const ActChunk chunk = {x.q + row * x.cols + k,
+                          x.cols,
+                          x.scale + row * row_blocks + k / Format::kBlock,
+                          row_blocks,
+                          prep,
+                          prep_stride};
+  for (int r = 0; r < rows; ++r) {
+    Format::Prepare(x.sums + (row + r) * sum_stride + k / Format::kSumBlock,
+                    cols / Format::kSumBlock, prep + r * prep_stride);
+  }
+  return chunk;
+}
+
+// At most kStreamRows rows, straight from the packed weights.
+template <class Format>
+void StreamRows(const MatmulArgs& args) {
+  alignas(64) uint32_t prep[kStreamRows * kStreamCols / Format::kSumBlock];
+  const int rows = static_cast<int>(args.num_rows);
+  const int64_t row_blocks = args.x.cols / Format::kBlock;
+  for (int64_t k = 0; k < args.x.cols; k += kStreamCols) {
+    const int64_t left = args.x.cols - k;
+    const int cols = static_cast<int>(left < kStreamCols ? left : kStreamCols);
+    const ActChunk x = Prepared<Format>(args.x, 0, k, rows, cols, prep);
+    WithPassRows<kStreamRows>(rows, [&]<int R>() {
+      for (int64_t o = args.out_begin; o < args.out_end; o += kTileRows) {
+        const int64_t block = o / kTileRows * row_blocks + k / Format::kBlock;
+        const typename Format::Packed source{args.w.data + block * Format::kTileBytes};
+        Format::template Pass<R, 1>(&source, cols / Format::kBlock, x,
+                                    OutputsOf(args, 0, o, k == 0));
+      }
+    });
+  }
+}
+
+// All rows of x against kTiles unpacked tiles, in passes of nearly equal size.
+template <class Format, int kTiles>
+void RunTiles(const typename Format::Tile* tiles, int64_t num_blocks, ActChunk x, OutChunk out,
+              int rows) {
+  for (int passes = (rows + kPairRows - 1) / kPairRows; passes > 0; --passes) {
+    const int n = (rows + passes - 1) / passes;
+    WithPassRows<kPairRows>(
+        n, [&]<int R>() { Format::template Pass<R, kTiles>(tiles, num_blocks, x, out); });
+    x = x.Skip(n);
+    out = out.Skip(n);
+    rows -= n;
+  }
+}
+
+// Any number of rows up to kChunkRows, through unpacked tiles.
+template <class Format>
+void UnpackedRows(const MatmulArgs& args, int64_t row, int rows) {
+  alignas(64) uint32_t prep[kChunkRows * kChunkCols / Format::kSumBlock];
+  alignas(64) typename Format::Tile tiles[2];
+  const int64_t row_blocks = args.x.cols / Format::kBlock;
+  for (int64_t k = 0; k < args.x.cols; k += kChunkCols) {
+    const int cols = static_cast<int>(args.x.cols - k < kChunkCols ? args.x.cols - k : kChunkCols);
+    const int num_blocks = cols / Format::kBlock;
+    const ActChunk x = Prepared<Format>(args.x, row, k, rows, cols, prep);
+    for (int64_t o = args.out_begin; o < args.out_end; o += 2 * kTileRows) {
+      const int64_t block = o / kTileRows * row_blocks + k / Format::kBlock;
+      const uint8_t* src = args.w.data + block * Format::kTileBytes;
+      const int64_t stride = row_blocks * Format::kTileBytes;
+      const OutChunk out = OutputsOf(args, row, o, k == 0);
+      Format::Unpack(src, num_blocks, 2 * stride, &tiles[0]);
+      if (o + kTileRows < args.out_end) {
+        Format::Unpack(src + stride, num_blocks, 2 * stride, &tiles[1]);
+        RunTiles<Format, 2>(tiles, num_blocks, x, out, rows);
+      } else {
+        RunTiles<Format, 1>(tiles, num_blocks, x, out, rows);
+      }
+    }
+  }
+}
+
+template <class Format>
+void BlockedMatmul(const MatmulArgs& args) {
+  if (args.num_rows <= kStreamRows) return StreamRows<Format>(args);
+  for (int64_t row = 0; row < args.num_rows; row += kChunkRows) {
+    const int64_t left = args.num_rows - row;
+    UnpackedRows<Format>(args, row, static_cast<int>(left < kChunkRows ? left : kChunkRows));
+  }
+}
+
+}  // namespace
+}  // namespace vericache::avx512
