@@ -30,8 +30,8 @@ int main(int argc, char** argv) {
     return 1;
   }
   std::printf("%s\n", drafted->text.c_str());
-  const bool same = drafted->token_ids == plain->token_ids &&
-                    drafted->logits_hash == plain->logits_hash;
+  const bool same =
+      drafted->token_ids == plain->token_ids && drafted->logits_hash == plain->logits_hash;
   std::printf("%.1f tokens a round; the same tokens: %s\n", drafted->stats.mean_run_length,
               same ? "yes" : "NO");
   return same ? 0 : 1;

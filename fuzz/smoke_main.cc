@@ -31,10 +31,35 @@ using Bytes = std::vector<uint8_t>;
 constexpr auto kDuration = std::chrono::milliseconds(1000);
 constexpr int kMaxMutations = 5;
 constexpr size_t kMaxInputBytes = 1 << 16;
-constexpr uint64_t kInteresting[] = {
-    0, 1, 2, 7, 8, 16, 31, 32, 33, 64, 127, 128, 255, 256, 4096, 0x7fff, 0x8000, 0xffff,
-    0x7fffffff, 0x80000000, 0xffffffff, uint64_t{1} << 32, uint64_t{1} << 60, uint64_t{1} << 61,
-    uint64_t{1} << 62, ~uint64_t{0} >> 1, uint64_t{1} << 63, ~uint64_t{0} - 31, ~uint64_t{0}};
+constexpr uint64_t kInteresting[] = {0,
+                                     1,
+                                     2,
+                                     7,
+                                     8,
+                                     16,
+                                     31,
+                                     32,
+                                     33,
+                                     64,
+                                     127,
+                                     128,
+                                     255,
+                                     256,
+                                     4096,
+                                     0x7fff,
+                                     0x8000,
+                                     0xffff,
+                                     0x7fffffff,
+                                     0x80000000,
+                                     0xffffffff,
+                                     uint64_t{1} << 32,
+                                     uint64_t{1} << 60,
+                                     uint64_t{1} << 61,
+                                     uint64_t{1} << 62,
+                                     ~uint64_t{0} >> 1,
+                                     uint64_t{1} << 63,
+                                     ~uint64_t{0} - 31,
+                                     ~uint64_t{0}};
 
 const uint8_t* current_data = nullptr;
 size_t current_size = 0;

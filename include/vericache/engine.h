@@ -82,8 +82,7 @@ class Engine {
   std::vector<absl::StatusOr<Completion>> GenerateBatch(absl::Span<const Request> requests);
 
   // Decoding on the draft KV alone, never verified: what lossy compression does by itself.
-  absl::StatusOr<Completion> GenerateUnverified(const Request& request,
-                                                Session* session = nullptr);
+  absl::StatusOr<Completion> GenerateUnverified(const Request& request, Session* session = nullptr);
 
   // Computes the K/V of a prompt and nothing else.
   absl::StatusOr<Session> Prefill(const Request& request, const Callbacks& callbacks = {});

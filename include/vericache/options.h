@@ -11,10 +11,10 @@ namespace vericache {
 
 struct EngineOptions {
   std::string model_path;
-  int num_threads = 0;         // 0: physical cores within affinity and quota
-  int64_t context_length = 0;  // 0: the smaller of the model's and what free memory allows
-  std::string isa;             // "": the fastest; "scalar", "avx2", ...: for tests
-  int64_t prefill_chunk = 512; // rows a pass; any value gives the same bits
+  int num_threads = 0;          // 0: physical cores within affinity and quota
+  int64_t context_length = 0;   // 0: the smaller of the model's and what free memory allows
+  std::string isa;              // "": the fastest; "scalar", "avx2", ...: for tests
+  int64_t prefill_chunk = 512;  // rows a pass; any value gives the same bits
   std::function<void(uint64_t done_bytes, uint64_t total_bytes)> on_load;
 };
 

@@ -65,16 +65,16 @@ struct Completion {
 
 // Live view of one sequence within a round.
 struct RoundView {
-  std::vector<int32_t> drafted;   // unverified, so far
-  bool verified = false;          // false: still drafting; true: the round has ended, with
-  std::vector<int32_t> emitted;   // what it emitted and
-  int num_accepted = 0;           // how many of the drafted tokens held
+  std::vector<int32_t> drafted;  // unverified, so far
+  bool verified = false;         // false: still drafting; true: the round has ended, with
+  std::vector<int32_t> emitted;  // what it emitted and
+  int num_accepted = 0;          // how many of the drafted tokens held
 };
 
 struct AuditReport {
   bool ok = false;
   int64_t num_tokens = 0;
-  int64_t first_mismatch = -1;  // index of the first token that differs, or -1
+  int64_t first_mismatch = -1;               // index of the first token that differs, or -1
   std::string expected_token, actual_token;  // text of it
   std::string expected_hash, actual_hash;
   double seconds = 0;
@@ -83,7 +83,7 @@ struct AuditReport {
 struct PerplexityReport {
   double perplexity = 0;
   double mean_nll = 0;
-  int64_t num_tokens = 0;   // tokens of the text
+  int64_t num_tokens = 0;  // tokens of the text
   int64_t num_scored = 0;
   int64_t num_windows = 0;
 };

@@ -86,9 +86,8 @@ absl::Status Benchmark::Impl::Check(int64_t depth, int64_t work, const char* wha
 // `depth` positions with K/V, then `num_new` tokens without.
 std::unique_ptr<Sequence> Benchmark::Impl::SequenceAt(int64_t depth, int64_t num_new) {
   const int64_t num_ids = engine.tokenizer->vocab_size();
-  auto s = std::make_unique<Sequence>(
-      full.Fork(depth),
-      Sampler({}, engine.model->config.vocab_size, num_ids, engine.model->kernels));
+  auto s = std::make_unique<Sequence>(full.Fork(depth), Sampler({}, engine.model->config.vocab_size,
+                                                                num_ids, engine.model->kernels));
   s->tokens.assign(ids.begin(), ids.begin() + depth + num_new);
   s->num_prompt = depth + num_new;
   s->max_tokens = engine.info.context_length - s->num_prompt;
@@ -160,8 +159,7 @@ absl::StatusOr<Benchmark> Benchmark::Create(Engine* engine, const BenchmarkOptio
                                         " tokens does not fit into a context of ",
                                         e.info.context_length));
   auto impl = std::make_unique<Impl>(&e, options);
-  VC_RETURN_IF_ERROR(
-      FillSynthetic(options.num_tokens, options.seed, e.pool.get(), &impl->full));
+  VC_RETURN_IF_ERROR(FillSynthetic(options.num_tokens, options.seed, e.pool.get(), &impl->full));
   uint64_t state = options.seed;
   for (int64_t i = 0; i < e.info.context_length; ++i) {
     state = state * 6364136223846793005u + 1442695040888963407u;  // Knuth, MMIX

@@ -24,9 +24,13 @@ std::unique_ptr<Engine> LoadTiny() {
 
 // What a save or a receipt would take is not to be had from synthetic K/V: checked by the compiler.
 template <typename T>
-concept CanBeSaved = requires(Engine& engine, T& value) { engine.SaveSession(value, ""); };
+concept CanBeSaved = requires(Engine& engine, T& value) {
+  engine.SaveSession(value, "");
+};
 template <typename T>
-concept CanGetReceipt = requires(Engine& engine, T& value) { engine.MakeReceipt(value, {}); };
+concept CanGetReceipt = requires(Engine& engine, T& value) {
+  engine.MakeReceipt(value, {});
+};
 static_assert(CanBeSaved<Session> && CanGetReceipt<Completion>);
 static_assert(!CanBeSaved<Benchmark> && !CanBeSaved<WorkSample>);
 static_assert(!CanGetReceipt<Benchmark> && !CanGetReceipt<WorkSample>);
@@ -110,9 +114,8 @@ TEST(Benchmark, RefusesWhatDoesNotFit) {
        {benchmark->Decode(context - 5, 5).status(), benchmark->Decode(context - 4, 1).status(),
         benchmark->Verify(-1, 1).status(), benchmark->Prefill(0, context).status()})
     EXPECT_EQ(status.code(), absl::StatusCode::kOutOfRange) << status;
-  for (const auto& status :
-       {benchmark->Decode(0, 0).status(), benchmark->Verify(0, 0).status(),
-        benchmark->Verify(0, 258).status(), benchmark->Prefill(0, 0).status()})
+  for (const auto& status : {benchmark->Decode(0, 0).status(), benchmark->Verify(0, 0).status(),
+                             benchmark->Verify(0, 258).status(), benchmark->Prefill(0, 0).status()})
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
 }
 

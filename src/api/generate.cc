@@ -2,9 +2,9 @@
 #include <algorithm>
 #include <utility>
 
-#include "base/text.h"
 #include "api/engine_impl.h"
 #include "base/status_macros.h"
+#include "base/text.h"
 #include "tokenizer/special_guard.h"
 
 namespace vericache {
@@ -27,10 +27,14 @@ SamplingParams ToParams(const SamplingOptions& o) {
 
 const char* FinishName(FinishReason reason) {
   switch (reason) {
-    case FinishReason::kStop: return "stop";
-    case FinishReason::kLength: return "length";
-    case FinishReason::kError: return "error";
-    case FinishReason::kNone: break;
+    case FinishReason::kStop:
+      return "stop";
+    case FinishReason::kLength:
+      return "length";
+    case FinishReason::kError:
+      return "error";
+    case FinishReason::kNone:
+      break;
   }
   return "cancelled";
 }
@@ -77,16 +81,16 @@ std::string TextOf(const Tokenizer& tokenizer, absl::Span<const TokenId> ids) {
 }  // namespace
 
 absl::StatusOr<std::vector<TokenId>> Engine::Impl::PromptTokens(const Request& request) {
-  const int given = !request.prompt_token_ids.empty() + !request.messages_json.empty() +
-                    !request.prompt.empty();
+  const int given =
+      !request.prompt_token_ids.empty() + !request.messages_json.empty() + !request.prompt.empty();
   if (given == 0) return absl::InvalidArgumentError("the prompt is empty");
   if (given > 1)
     return absl::InvalidArgumentError("give a prompt as token ids, messages or text, not several");
   if (!request.prompt_token_ids.empty()) {
     for (TokenId id : request.prompt_token_ids)
       if (id < 0 || id >= model->config.vocab_size)
-        return absl::InvalidArgumentError(StrCat("prompt token id ", id, " is outside 0 to ",
-                                                       model->config.vocab_size - 1));
+        return absl::InvalidArgumentError(
+            StrCat("prompt token id ", id, " is outside 0 to ", model->config.vocab_size - 1));
     return request.prompt_token_ids;
   }
   if (request.messages_json.empty()) {
@@ -122,16 +126,15 @@ absl::StatusOr<std::unique_ptr<Sequence>> Engine::Impl::MakeSequence(const Reque
   const int64_t num_prompt = static_cast<int64_t>(tokens.size());
   if (num_prompt == 0) return absl::InvalidArgumentError("the prompt is empty");
   if (num_prompt >= info.context_length)
-    return absl::OutOfRangeError(
-        StrCat("the prompt has ", num_prompt, " tokens and leaves no room in a context of ",
-                     info.context_length, ": shorten it or raise --ctx"));
+    return absl::OutOfRangeError(StrCat("the prompt has ", num_prompt,
+                                        " tokens and leaves no room in a context of ",
+                                        info.context_length, ": shorten it or raise --ctx"));
   if (request.max_tokens < 0)
     return absl::InvalidArgumentError(
         StrCat("max_tokens is ", request.max_tokens, ", expected 0 or more"));
   if (request.draft_len < 0 || request.draft_len > kMaxDraftLen)
     return absl::InvalidArgumentError(StrCat("draft length is ", request.draft_len,
-                                                   ", expected 1 to ", kMaxDraftLen,
-                                                   ", or 0 for auto"));
+                                             ", expected 1 to ", kMaxDraftLen, ", or 0 for auto"));
   const SamplingParams params = ToParams(request.sampling);
   VC_RETURN_IF_ERROR(CheckSampling(params, tokenizer->vocab_size()));
   VC_ASSIGN_OR_RETURN(const DraftSpec spec, ParseDraftSpec(request.draft));
@@ -176,8 +179,8 @@ Completion Engine::Impl::Finish(const Sequence& s, int64_t cached_tokens, double
   int64_t emitted = 0;
   double fraction = 0;
   for (const RoundStats& r : s.rounds) {
-    stats.records.push_back({r.drafted, r.accepted, r.emitted, r.draft_ns, r.verify_ns,
-                             r.draft_bytes, r.full_bytes});
+    stats.records.push_back(
+        {r.drafted, r.accepted, r.emitted, r.draft_ns, r.verify_ns, r.draft_bytes, r.full_bytes});
     stats.drafted += r.drafted;
     stats.accepted += r.accepted;
     emitted += r.emitted;
@@ -248,8 +251,7 @@ absl::StatusOr<Completion> Engine::Generate(const Request& request, Session* ses
   return completion;
 }
 
-std::vector<absl::StatusOr<Completion>> Engine::GenerateBatch(
-    absl::Span<const Request> requests) {
+std::vector<absl::StatusOr<Completion>> Engine::GenerateBatch(absl::Span<const Request> requests) {
   Impl& impl = *impl_;
   std::vector<absl::StatusOr<std::unique_ptr<Sequence>>> sequences;
   std::vector<double> prefill_s(requests.size(), 0);
@@ -302,8 +304,10 @@ absl::StatusOr<Completion> Engine::GenerateUnverified(const Request& request, Se
     const TokenId last = s->drafted.back().id;
     if (last < 0) return NonFiniteLogits(s->full.num_tokens());
     const int64_t emitted = s->num_emitted() + static_cast<int64_t>(s->drafted.size());
-    if (s->ends_generation(last)) s->finish = FinishReason::kStop;
-    else if (emitted >= s->max_tokens) s->finish = FinishReason::kLength;
+    if (s->ends_generation(last))
+      s->finish = FinishReason::kStop;
+    else if (emitted >= s->max_tokens)
+      s->finish = FinishReason::kLength;
   }
   const double decode_s = NowSeconds() - decode_start;
   const size_t draft_bytes = s->draft.has_value() ? s->draft->num_bytes() : 0;

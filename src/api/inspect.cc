@@ -3,9 +3,9 @@
 #include <cstring>
 
 #include "absl/strings/escaping.h"
-#include "base/text.h"
 #include "absl/strings/str_format.h"
 #include "base/status_macros.h"
+#include "base/text.h"
 #include "kv/draft_kv.h"
 #include "kv/selectors/selector.h"
 #include "vericache/engine.h"
@@ -28,18 +28,30 @@ std::string Printable(const GgufValue& value) {
       std::string text = absl::CHexEscape(AsAbsl(value.string.substr(0, kMaxShown)));
       return value.string.size() > kMaxShown ? text + "..." : text;
     }
-    case GgufValueType::kArray: return StrCat("[", value.count, " values]");
-    case GgufValueType::kBool: return Scalar<uint8_t>(value) != 0 ? "true" : "false";
-    case GgufValueType::kUint8: return StrCat(Scalar<uint8_t>(value));
-    case GgufValueType::kInt8: return StrCat(static_cast<int>(Scalar<int8_t>(value)));
-    case GgufValueType::kUint16: return StrCat(Scalar<uint16_t>(value));
-    case GgufValueType::kInt16: return StrCat(Scalar<int16_t>(value));
-    case GgufValueType::kUint32: return StrCat(Scalar<uint32_t>(value));
-    case GgufValueType::kInt32: return StrCat(Scalar<int32_t>(value));
-    case GgufValueType::kUint64: return StrCat(Scalar<uint64_t>(value));
-    case GgufValueType::kInt64: return StrCat(Scalar<int64_t>(value));
-    case GgufValueType::kFloat32: return absl::StrFormat("%g", Scalar<float>(value));
-    case GgufValueType::kFloat64: return absl::StrFormat("%g", Scalar<double>(value));
+    case GgufValueType::kArray:
+      return StrCat("[", value.count, " values]");
+    case GgufValueType::kBool:
+      return Scalar<uint8_t>(value) != 0 ? "true" : "false";
+    case GgufValueType::kUint8:
+      return StrCat(Scalar<uint8_t>(value));
+    case GgufValueType::kInt8:
+      return StrCat(static_cast<int>(Scalar<int8_t>(value)));
+    case GgufValueType::kUint16:
+      return StrCat(Scalar<uint16_t>(value));
+    case GgufValueType::kInt16:
+      return StrCat(Scalar<int16_t>(value));
+    case GgufValueType::kUint32:
+      return StrCat(Scalar<uint32_t>(value));
+    case GgufValueType::kInt32:
+      return StrCat(Scalar<int32_t>(value));
+    case GgufValueType::kUint64:
+      return StrCat(Scalar<uint64_t>(value));
+    case GgufValueType::kInt64:
+      return StrCat(Scalar<int64_t>(value));
+    case GgufValueType::kFloat32:
+      return absl::StrFormat("%g", Scalar<float>(value));
+    case GgufValueType::kFloat64:
+      return absl::StrFormat("%g", Scalar<double>(value));
   }
   return "?";
 }
@@ -80,7 +92,7 @@ absl::StatusOr<double> PredictKeptFraction(std::string_view spec_text, const Mod
                                            int64_t num_tokens) {
   VC_ASSIGN_OR_RETURN(const DraftSpec spec, ParseDraftSpec(spec_text));
   if (!spec.enabled || num_tokens < 1) return 1.0;
-  const int64_t floor = spec.selector == SelectorKind::kSink ? spec.sinks + 1
+  const int64_t floor = spec.selector == SelectorKind::kSink     ? spec.sinks + 1
                         : spec.selector == SelectorKind::kSnapKv ? spec.window
                                                                  : 1;
   const int64_t kept = KeptCount(spec, num_tokens, floor);

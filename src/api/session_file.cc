@@ -14,10 +14,10 @@
 #include <cstring>
 #include <fstream>
 
-#include "base/text.h"
 #include "api/engine_impl.h"
 #include "base/hash.h"
 #include "base/status_macros.h"
+#include "base/text.h"
 #include "engine/logits_chain.h"
 
 namespace vericache {
@@ -45,7 +45,7 @@ bool TakeField(std::string_view* in, std::string* field) {
 
 std::string ShapeText(const KvShape& shape) {
   return StrCat("f16 block64 layers=", shape.num_layers, " heads=", shape.num_kv_heads,
-                      " dim=", shape.head_dim);
+                " dim=", shape.head_dim);
 }
 
 // A file under construction; removed unless Commit() succeeds.
@@ -70,8 +70,8 @@ class AtomicFile {
     if (error_ == 0 && (std::fflush(file_) != 0 || fsync(fileno(file_)) != 0)) error_ = errno;
     if (error_ == 0 && std::rename(temp_.c_str(), path_.c_str()) != 0) error_ = errno;
     if (error_ != 0)
-      return absl::ResourceExhaustedError(StrCat(
-          "cannot write session ", path_, ": ", std::strerror(error_), " (the old file is kept)"));
+      return absl::ResourceExhaustedError(StrCat("cannot write session ", path_, ": ",
+                                                 std::strerror(error_), " (the old file is kept)"));
     committed_ = true;
     return absl::OkStatus();
   }
@@ -107,9 +107,8 @@ absl::Status Engine::SaveSession(const Session& session, const std::string& path
   if (state.draft.has_value()) state.draft->AppendTo(&draft);
   std::string header;
   for (const std::string& field :
-       {digest, impl_->tokenizer->digest(), std::string(kContractId),
-        ShapeText(state.full.shape()), StrCat(state.full.num_tokens()), state.draft_spec,
-        StrCat(draft.size())})
+       {digest, impl_->tokenizer->digest(), std::string(kContractId), ShapeText(state.full.shape()),
+        StrCat(state.full.num_tokens()), state.draft_spec, StrCat(draft.size())})
     AppendField(field, &header);
   AtomicFile file(path);
   const uint64_t header_bytes = header.size();
@@ -150,16 +149,14 @@ absl::StatusOr<Session> Engine::LoadSession(const std::string& path) const {
   VC_ASSIGN_OR_RETURN(const std::string digest, const_cast<Engine*>(this)->ModelDigest());
   const KvShape& kv_shape = impl_->model->config.kv_shape();
   if (model != digest || tokenizer != impl_->tokenizer->digest())
-    return absl::FailedPreconditionError(
-        StrCat("session ", path, " was made by another model"));
+    return absl::FailedPreconditionError(StrCat("session ", path, " was made by another model"));
   if (contract != kContractId || shape != ShapeText(kv_shape))
     return absl::FailedPreconditionError(
         StrCat("session ", path, " was made under ", contract, ", this is ", kContractId));
   int64_t num_tokens = 0;
   uint64_t draft_bytes = 0;
   if (!ParseInt(tokens_text, &num_tokens) || num_tokens < 0 ||
-      num_tokens > impl_->model->config.context_length ||
-      !ParseInt(draft_text, &draft_bytes))
+      num_tokens > impl_->model->config.context_length || !ParseInt(draft_text, &draft_bytes))
     return damaged("counts");
   Session session = NewSession();
   Session::State& state = *session.state_;

@@ -53,9 +53,9 @@ TEST(Float16, AllHalvesRoundTrip) {
 }
 
 TEST(Float16, RoundsToNearestEvenAndSaturates) {
-  EXPECT_EQ(F32ToF16(1.0f + 0x1p-11f), F32ToF16(1.0f));            // tie to even, down
+  EXPECT_EQ(F32ToF16(1.0f + 0x1p-11f), F32ToF16(1.0f));              // tie to even, down
   EXPECT_EQ(F32ToF16(1.0f + 0x1.8p-10f), F32ToF16(1.0f + 0x1p-9f));  // tie to even, up
-  EXPECT_EQ(F32ToF16(0x1p-25f), 0);                                // tie to zero
+  EXPECT_EQ(F32ToF16(0x1p-25f), 0);                                  // tie to zero
   EXPECT_EQ(F32ToF16(0x1.8p-25f), 1);
   EXPECT_EQ(F32ToF16(65519.9f), 0x7bff);
   EXPECT_EQ(F32ToF16(65520.0f), 0x7c00);

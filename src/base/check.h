@@ -4,12 +4,12 @@
 #include <cstdio>
 #include <cstdlib>
 
-#define VC_CHECK(condition)                                                                  \
-  do {                                                                                       \
-    if (!(condition)) [[unlikely]] {                                                         \
-      std::fprintf(stderr, "%s:%d: CHECK failed: %s\n", __FILE__, __LINE__, #condition);     \
-      std::abort();                                                                          \
-    }                                                                                        \
+#define VC_CHECK(condition)                                                              \
+  do {                                                                                   \
+    if (!(condition)) [[unlikely]] {                                                     \
+      std::fprintf(stderr, "%s:%d: CHECK failed: %s\n", __FILE__, __LINE__, #condition); \
+      std::abort();                                                                      \
+    }                                                                                    \
   } while (false)
 
 #ifdef NDEBUG

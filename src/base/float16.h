@@ -46,8 +46,6 @@ inline uint16_t F32ToF16Saturated(float value) {
   return F32ToF16(value);
 }
 
-inline float BF16ToF32(uint16_t b) {
-  return std::bit_cast<float>(static_cast<uint32_t>(b) << 16);
-}
+inline float BF16ToF32(uint16_t b) { return std::bit_cast<float>(static_cast<uint32_t>(b) << 16); }
 
 }  // namespace vericache

@@ -4,10 +4,9 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 
-#define VC_RETURN_IF_ERROR(expr)                          \
-  do {                                                    \
-    if (absl::Status vc_status = (expr); !vc_status.ok()) \
-      return vc_status;                                   \
+#define VC_RETURN_IF_ERROR(expr)                                            \
+  do {                                                                      \
+    if (absl::Status vc_status = (expr); !vc_status.ok()) return vc_status; \
   } while (false)
 
 #define VC_CONCAT_INNER(a, b) a##b

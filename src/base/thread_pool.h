@@ -42,8 +42,8 @@ class ThreadPool {
   // that taking a task also proves that its region is still open.
   std::atomic<uint64_t> state_{0};
   std::atomic<const Task*> task_{nullptr};
-  std::atomic<int64_t> num_done_{0};      // tasks of the current region that have ended
-  std::atomic<uint32_t> generation_{0};   // what idle workers sleep on
+  std::atomic<int64_t> num_done_{0};     // tasks of the current region that have ended
+  std::atomic<uint32_t> generation_{0};  // what idle workers sleep on
   std::atomic<bool> stop_{false};
   std::vector<std::thread> workers_;
 };

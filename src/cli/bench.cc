@@ -127,8 +127,7 @@ CommandBody DeclareBench(Flags* flags) {
                 [raw](const std::string& text) {
                   return ParseNumbers(text + ",0", 0, kLengthMax, &raw->depths);
                 });
-  flags->Custom("--widths", "LIST",
-                "Positions of a verification, or none (default 1,4,8,16,32)",
+  flags->Custom("--widths", "LIST", "Positions of a verification, or none (default 1,4,8,16,32)",
                 [raw](const std::string& text) {
                   raw->widths.clear();
                   return text == kNone ? absl::OkStatus()

@@ -24,10 +24,9 @@ void AddDecode(const BenchOptions& o, const ModelInfo& info, const Metrics& m, s
   *out += fmt::format("\n{:>7}  {:<22}  {:>9}  {}\n", "depth", "decode tok/s", "MB a step",
                       "share of the plain read");
   for (int64_t depth : o.depths)
-    *out += fmt::format("{:>7}  {:<22}  {:>9.1f}  {}\n", depth,
-                        Cell(m, DepthName("decode_tps", depth), 1),
-                        BytesPerStep(o, info, depth) / 1e6,
-                        Cell(m, DepthName("decode_read_share", depth), 2));
+    *out += fmt::format(
+        "{:>7}  {:<22}  {:>9.1f}  {}\n", depth, Cell(m, DepthName("decode_tps", depth), 1),
+        BytesPerStep(o, info, depth) / 1e6, Cell(m, DepthName("decode_read_share", depth), 2));
 }
 
 void AddPrefill(const BenchOptions& o, const Metrics& m, std::string* out) {
@@ -67,9 +66,9 @@ void AddDraft(const BenchOptions& o, const Metrics& m, std::string* out) {
 }  // namespace
 
 std::string BenchTable(const BenchOptions& o, const ModelInfo& info, const Metrics& m) {
-  std::string out = fmt::format(
-      "Medians of {} round{} (lowest-highest); K/V at a depth are synthetic.\n\n", o.repeat,
-      o.repeat == 1 ? "" : "s");
+  std::string out =
+      fmt::format("Medians of {} round{} (lowest-highest); K/V at a depth are synthetic.\n\n",
+                  o.repeat, o.repeat == 1 ? "" : "s");
   const Series* rss = m.Find("rss_bytes");
   out += fmt::format("load         {} s, resident {}, file {}\n", Plain(m, "load_s", 2),
                      rss == nullptr ? "-" : FormatBytes(static_cast<uint64_t>(rss->Median())),

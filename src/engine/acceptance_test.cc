@@ -109,8 +109,7 @@ TEST(AcceptWalk, RoundsAddUpToThePlainAnswer) {
             truth.push_back(pos < answer.size() ? answer[pos] : 42);
             if (i < draft_len) draft.push_back(pos % wrong_every == 0 ? 99 : truth.back());
           }
-          const Outcome out =
-              Walk(draft, truth, max_tokens - static_cast<int64_t>(tokens.size()));
+          const Outcome out = Walk(draft, truth, max_tokens - static_cast<int64_t>(tokens.size()));
           ASSERT_FALSE(out.emitted.empty()) << "every round makes progress";
           tokens.insert(tokens.end(), out.emitted.begin(), out.emitted.end());
           finish = out.finish;

@@ -42,9 +42,8 @@ void Drafter::StepPass(absl::Span<Sequence* const> sequences) {
       const int64_t pos = batch[i].first_pos + 1;
       const std::vector<TokenId> history =
           s.sampler.NeedsHistory() ? HistoryOf(s) : std::vector<TokenId>();
-      const RowChoice choice =
-          s.sampler.Choose(logits_.data() + (i - begin) * model_->config.vocab_size, pos, history,
-                           s.num_prompt);
+      const RowChoice choice = s.sampler.Choose(
+          logits_.data() + (i - begin) * model_->config.vocab_size, pos, history, s.num_prompt);
       DraftToken token{choice.bad ? -1 : choice.id};
       if (s.adversary) token = s.adversary(token, pos);
       s.drafted.push_back(token);

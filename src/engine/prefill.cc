@@ -12,9 +12,9 @@
 namespace vericache {
 
 absl::Status NonFiniteLogits(int64_t pos) {
-  return absl::DataLossError(StrCat(
-      "non-finite logits at position ", pos,
-      ": the model file is damaged or its numbers overflow; nothing more was emitted"));
+  return absl::DataLossError(
+      StrCat("non-finite logits at position ", pos,
+             ": the model file is damaged or its numbers overflow; nothing more was emitted"));
 }
 
 absl::Status Prefill::ForEachChunk(Sequence* sequence, const PrefillOptions& options,
@@ -101,8 +101,7 @@ absl::Status Prefill::Run(Sequence* sequence, const PrefillOptions& options) {
   return absl::OkStatus();
 }
 
-absl::Status Prefill::Score(Sequence* sequence, const PrefillOptions& options,
-                            int64_t logits_begin,
+absl::Status Prefill::Score(Sequence* sequence, const PrefillOptions& options, int64_t logits_begin,
                             absl::FunctionRef<bool(int64_t, const float*)> on_row) {
   std::vector<float> logits(kLogitsRows * model_->config.vocab_size);
   HiddenRows hidden;

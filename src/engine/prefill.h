@@ -42,8 +42,8 @@ class Prefill {
  private:
   // Computes and commits the missing rows pass by pass; after each, `hidden` holds its rows at
   // positions >= logits_begin, the first of them at `first_pos`. False from on_chunk ends it.
-  absl::Status ForEachChunk(Sequence* sequence, const PrefillOptions& options,
-                            int64_t logits_begin, ForwardObserver* observer, HiddenRows* hidden,
+  absl::Status ForEachChunk(Sequence* sequence, const PrefillOptions& options, int64_t logits_begin,
+                            ForwardObserver* observer, HiddenRows* hidden,
                             absl::FunctionRef<bool(int64_t first_pos)> on_chunk);
   absl::Status ComputeRows(Sequence* sequence, const PrefillOptions& options,
                            ForwardObserver* observer, HiddenRows* last);

@@ -22,17 +22,16 @@ double GumbelFromBits(uint32_t bits) {
 
 absl::Status Range(const char* field, double value, double low, double high) {
   if (value >= low && value <= high) return absl::OkStatus();  // false for NaN
-  return absl::InvalidArgumentError(
-      StrCat(field, " is ", value, ", expected ", low, " to ", high));
+  return absl::InvalidArgumentError(StrCat(field, " is ", value, ", expected ", low, " to ", high));
 }
 
 }  // namespace
 
 double GumbelNoise(uint64_t seed, uint32_t choice, int64_t pos, TokenId id) {
-  const std::array<uint32_t, 4> bits = Philox4x32(
-      {static_cast<uint32_t>(id) >> 2, static_cast<uint32_t>(pos),
-       static_cast<uint32_t>(static_cast<uint64_t>(pos) >> 32), choice},
-      {static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32)});
+  const std::array<uint32_t, 4> bits =
+      Philox4x32({static_cast<uint32_t>(id) >> 2, static_cast<uint32_t>(pos),
+                  static_cast<uint32_t>(static_cast<uint64_t>(pos) >> 32), choice},
+                 {static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32)});
   return GumbelFromBits(bits[id & 3]);
 }
 
@@ -86,9 +85,7 @@ void Sampler::ApplyPenalties(absl::Span<const TokenId> history, int64_t num_prom
 void Sampler::ApplyTopK(std::vector<TokenId>* ids) const {
   if (params_.top_k <= 0 || params_.top_k >= static_cast<int64_t>(ids->size())) return;
   std::nth_element(ids->begin(), ids->begin() + (params_.top_k - 1), ids->end(),
-                   [&](TokenId a, TokenId b) {
-                     return z_[a] != z_[b] ? z_[a] > z_[b] : a < b;
-                   });
+                   [&](TokenId a, TokenId b) { return z_[a] != z_[b] ? z_[a] > z_[b] : a < b; });
   ids->resize(params_.top_k);
   std::sort(ids->begin(), ids->end());
 }

@@ -60,8 +60,8 @@ std::optional<std::vector<TokenId>> Survivors(const SamplingParams& p,
   return out;
 }
 
-TokenId NoisyArgmax(const SamplingParams& p, const std::vector<float>& z,
-                    std::vector<TokenId> ids, int64_t pos) {
+TokenId NoisyArgmax(const SamplingParams& p, const std::vector<float>& z, std::vector<TokenId> ids,
+                    int64_t pos) {
   std::sort(ids.begin(), ids.end());
   TokenId best = ids[0];
   double best_score = -1e300;
@@ -219,8 +219,8 @@ TEST(SamplerNoise, SeedsReproduceAndDiffer) {
   };
   EXPECT_EQ(text(42, 0), text(42, 0));
   std::vector<Ids> all;
-  for (uint64_t seed : {uint64_t{0}, uint64_t{42}, uint64_t{4294967295}, uint64_t{1} << 63,
-                        ~uint64_t{0}})
+  for (uint64_t seed :
+       {uint64_t{0}, uint64_t{42}, uint64_t{4294967295}, uint64_t{1} << 63, ~uint64_t{0}})
     for (uint32_t choice : {0u, 1u}) all.push_back(text(seed, choice));
   for (size_t i = 0; i < all.size(); ++i)
     for (size_t j = 0; j < i; ++j) EXPECT_NE(all[i], all[j]);

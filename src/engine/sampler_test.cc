@@ -297,10 +297,15 @@ TEST(CheckSampling, NamesTheFieldAndItsRange) {
           {-101, 101, -kInf, kNan});
   refused("frequency_penalty", [](auto* p, float v) { p->frequency_penalty = v; },
           {-101, 101, kInf, kNan});
-  refused("logit_bias value", [](auto* p, float v) { p->logit_bias = {{5, v}}; },
+  refused("logit_bias value",
+          [](auto* p, float v) {
+            p->logit_bias = {{5, v}};
+          },
           {-2e6f, 2e6f, kInf, -kInf, kNan});
   refused("logit_bias id",
-          [](auto* p, float v) { p->logit_bias = {{1, 1.0f}, {static_cast<TokenId>(v), 0.0f}}; },
+          [](auto* p, float v) {
+            p->logit_bias = {{1, 1.0f}, {static_cast<TokenId>(v), 0.0f}};
+          },
           {-1, 100, 101, 2e9f});
 }
 

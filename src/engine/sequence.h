@@ -26,7 +26,7 @@ struct RoundStats {
   int drafted = 0;
   int accepted = 0;
   int emitted = 0;
-  int64_t draft_ns = 0;   // of the whole pass this sequence took part in
+  int64_t draft_ns = 0;  // of the whole pass this sequence took part in
   int64_t verify_ns = 0;
   size_t draft_bytes = 0;  // at the start of the round
   size_t full_bytes = 0;
@@ -42,9 +42,9 @@ struct Sequence {
   Sampler sampler;
   DraftLength draft_length = DraftLength::Auto();
   std::function<bool(TokenId)> ends_generation;  // EOS and its kin
-  LogitsChain chain;  // over emitted tokens
+  LogitsChain chain;                             // over emitted tokens
   FinishReason finish = FinishReason::kNone;
-  absl::Status error;  // why finish is kError
+  absl::Status error;              // why finish is kError
   std::vector<RoundStats> rounds;  // prefill's own token is not a round
 
   // The drafter's proposal of the current round (empty between rounds).

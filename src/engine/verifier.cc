@@ -39,8 +39,11 @@ void Verifier::VerifyPass(absl::Span<Sequence* const> sequences) {
       s->Fail(std::move(status));
       continue;
     }
-    plans.push_back({s, {s->tokens.back()}, num_hidden,
-                     AcceptWalk(s->drafted, s->max_tokens - s->num_emitted()), true});
+    plans.push_back({s,
+                     {s->tokens.back()},
+                     num_hidden,
+                     AcceptWalk(s->drafted, s->max_tokens - s->num_emitted()),
+                     true});
     for (DraftToken token : s->drafted) plans.back().tokens.push_back(token.id);
     num_hidden += num_rows;
   }
@@ -90,8 +93,7 @@ void Verifier::Accept(std::vector<Plan>* plans, const HiddenRows& hidden) {
 
 bool Verifier::TakeRow(Plan* plan, const float* logits) {
   Sequence& s = *plan->sequence;
-  const int64_t pos =
-      static_cast<int64_t>(s.tokens.size() + plan->walk.emitted().size());
+  const int64_t pos = static_cast<int64_t>(s.tokens.size() + plan->walk.emitted().size());
   std::vector<TokenId> history;
   if (s.sampler.NeedsHistory()) {
     history = s.tokens;

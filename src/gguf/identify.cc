@@ -32,7 +32,10 @@ constexpr Magic kMagics[] = {
      "must be converted to GGUF"},
     {0, "\x1f\x8b", "a gzip archive", "unpack it and give the .gguf file inside"},
     {0, "\x28\xb5\x2f\xfd", "a zstd archive", "unpack it and give the .gguf file inside"},
-    {0, "\xfd" "7zXZ", "an xz archive", "unpack it and give the .gguf file inside"},
+    {0,
+     "\xfd"
+     "7zXZ",
+     "an xz archive", "unpack it and give the .gguf file inside"},
     {0, "7z\xbc\xaf\x27\x1c", "a 7z archive", "unpack it and give the .gguf file inside"},
     {257, "ustar", "a tar archive", "unpack it and give the .gguf file inside"},
     {0, "\x80\x02", "a Python pickle (PyTorch checkpoint)", kConvert},
@@ -40,7 +43,10 @@ constexpr Magic kMagics[] = {
     {0, "fmgg", "a model in the old GGMF format", kConvert},
     {0, "tjgg", "a model in the old GGJT format", kConvert},
     {0, "FUGG", "a big-endian GGUF", "get or convert a little-endian one"},
-    {0, "\x7f" "ELF", "a program (ELF)", "give the path of a .gguf file"},
+    {0,
+     "\x7f"
+     "ELF",
+     "a program (ELF)", "give the path of a .gguf file"},
     {0, "%PDF", "a PDF document", "give the path of a .gguf file"},
 };
 
@@ -81,7 +87,7 @@ bool IsText(absl::string_view head) {
 std::string DescribeNonGguf(absl::Span<const uint8_t> bytes) {
   if (bytes.empty()) return "is empty (0 bytes): download or copy it again";
   const absl::string_view head(reinterpret_cast<const char*>(bytes.data()),
-                              std::min(bytes.size(), kLookedAt));
+                               std::min(bytes.size(), kLookedAt));
   if (absl::StartsWith(absl::string_view("GGUF"), head)) {
     return absl::StrCat("is cut short: it has ", bytes.size(),
                         " bytes of a GGUF model; download or copy it again");
@@ -112,8 +118,9 @@ std::string DescribeNonGguf(absl::Span<const uint8_t> bytes) {
     const char* what = absl::StartsWith(text, "<")   ? "an XML or HTML text"
                        : absl::StartsWith(text, "{") ? "a JSON text"
                                                      : "a text file";
-    return NotAModel(what, "a server may have sent a message instead of the file; look at it and "
-                           "download the model again");
+    return NotAModel(what,
+                     "a server may have sent a message instead of the file; look at it and "
+                     "download the model again");
   }
   std::string hex;
   for (char c : head.substr(0, 4)) absl::StrAppendFormat(&hex, " %02x", static_cast<uint8_t>(c));

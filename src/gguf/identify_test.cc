@@ -61,7 +61,9 @@ TEST(NotAModel, Archives) {
               AllOf(StartsWith("is a zip archive"), HasSubstr("unpack it")));
   EXPECT_THAT(MessageFor("\x1f\x8b\x08zzzzzzz"), StartsWith("is a gzip archive"));
   EXPECT_THAT(MessageFor("\x28\xb5\x2f\xfdzzzz"), StartsWith("is a zstd archive"));
-  EXPECT_THAT(MessageFor("\xfd" "7zXZzzz"), StartsWith("is an xz archive"));
+  EXPECT_THAT(MessageFor("\xfd"
+                         "7zXZzzz"),
+              StartsWith("is an xz archive"));
   EXPECT_THAT(MessageFor("model.gguf" + std::string(247, '\0') + "ustar  "),
               StartsWith("is a tar archive"));
 }

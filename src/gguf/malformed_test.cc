@@ -55,9 +55,9 @@ TEST(Malformed, MetadataCountBeyondTheFile) {
   for (const uint64_t count : {uint64_t{1} << 60, uint64_t{1} << 63, ~uint64_t{0}}) {
     std::string bytes = SmallModel().ToBytes();
     Patch<uint64_t>(16, count, &bytes);
-    EXPECT_THAT(Message(bytes), StartsWith("m.gguf: metadata count at offset 16: " +
-                                           std::to_string(count) +
-                                           " elements of at least 14 bytes, but "));
+    EXPECT_THAT(Message(bytes),
+                StartsWith("m.gguf: metadata count at offset 16: " + std::to_string(count) +
+                           " elements of at least 14 bytes, but "));
   }
 }
 
@@ -147,8 +147,9 @@ TEST(Malformed, KeysAndNamesEmptyLongOrTwice) {
   GgufWriter twice;
   twice.AddUint32("a.b", 1);
   twice.AddUint32("a.b", 2);
-  EXPECT_EQ(Message(twice.ToBytes()), "m.gguf: metadata 'a.b': key at offset 43: the key is there "
-                                      "twice; the file is damaged");
+  EXPECT_EQ(Message(twice.ToBytes()),
+            "m.gguf: metadata 'a.b': key at offset 43: the key is there "
+            "twice; the file is damaged");
   GgufWriter two_tensors;
   two_tensors.AddTensor("t", TensorType::kF32, {1}, "abcd");
   two_tensors.AddTensor("t", TensorType::kF32, {1}, "abcd");
@@ -172,8 +173,9 @@ TEST(Malformed, NamesAreShownOnOneLineAndShort) {
 }
 
 TEST(Malformed, DimensionCounts) {
-  EXPECT_EQ(Message(OneTensor(kF32, {})), "m.gguf: tensor 't': dimension count at offset 33: 0 "
-                                          "dimensions, but 1 to 4 are allowed");
+  EXPECT_EQ(Message(OneTensor(kF32, {})),
+            "m.gguf: tensor 't': dimension count at offset 33: 0 "
+            "dimensions, but 1 to 4 are allowed");
   EXPECT_THAT(Message(OneTensor(kF32, {1, 1, 1, 1, 1})), HasSubstr("5 dimensions"));
   EXPECT_THAT(Message(OneTensor(kF32, {1, 1, 1, 1, 1, 1, 1, 1, 1})), HasSubstr("9 dimensions"));
   std::string bytes = OneTensor(kF32, {1});
@@ -182,8 +184,9 @@ TEST(Malformed, DimensionCounts) {
 }
 
 TEST(Malformed, DimensionsZeroHugeOrOverflowing) {
-  EXPECT_EQ(Message(OneTensor(kF32, {4, 0})), "m.gguf: tensor 't': dimension at offset 45: "
-                                              "dimension 1 is 0, not from 1 to 2^63-1");
+  EXPECT_EQ(Message(OneTensor(kF32, {4, 0})),
+            "m.gguf: tensor 't': dimension at offset 45: "
+            "dimension 1 is 0, not from 1 to 2^63-1");
   EXPECT_THAT(Message(OneTensor(kF32, {uint64_t{1} << 63})),
               HasSubstr("dimension 0 is 9223372036854775808"));
   // The product is 2^64 + 2^22: unchecked it wraps around to 2^22.
@@ -197,14 +200,16 @@ TEST(Malformed, DimensionsZeroHugeOrOverflowing) {
 }
 
 TEST(Malformed, RowsThatAreNotWholeBlocks) {
-  EXPECT_EQ(Message(OneTensor(8, {33, 32})), "m.gguf: tensor 't': dimensions at offset 33: rows of "
-                                             "33 values are not whole Q8_0 blocks of 32");
+  EXPECT_EQ(Message(OneTensor(8, {33, 32})),
+            "m.gguf: tensor 't': dimensions at offset 33: rows of "
+            "33 values are not whole Q8_0 blocks of 32");
   EXPECT_THAT(Message(OneTensor(12, {128, 2})), HasSubstr("not whole Q4_K blocks of 256"));
 }
 
 TEST(Malformed, DataOffsets) {
-  EXPECT_EQ(Message(OneTensor(kF32, {1}, 4)), "m.gguf: tensor 't': data offset at offset 49: 4 is "
-                                              "not a multiple of the alignment 32");
+  EXPECT_EQ(Message(OneTensor(kF32, {1}, 4)),
+            "m.gguf: tensor 't': data offset at offset 49: 4 is "
+            "not a multiple of the alignment 32");
   EXPECT_THAT(Message(OneTensor(kF32, {1}, ~uint64_t{0} - 31)), HasSubstr("overflow"));
   EXPECT_THAT(Message(OneTensor(kF32, {1}, uint64_t{1} << 62)),
               HasSubstr("needs 4 bytes, 0 are present"));
@@ -230,8 +235,9 @@ TEST(Malformed, Alignment) {
   }
   GgufWriter text;
   text.AddString("general.alignment", "32");
-  EXPECT_EQ(Message(text.ToBytes()), "m.gguf: metadata 'general.alignment': value type at offset "
-                                     "49: must be u32, not string");
+  EXPECT_EQ(Message(text.ToBytes()),
+            "m.gguf: metadata 'general.alignment': value type at offset "
+            "49: must be u32, not string");
 }
 
 TEST(Unsupported, TensorTypesAreNamed) {

@@ -163,9 +163,9 @@ absl::Status GgufParser::ReadStringElements(uint64_t count_offset, GgufValue* va
 
 absl::Status GgufParser::SetAlignment(uint64_t type_offset, const GgufValue& value) {
   if (value.type != GgufValueType::kUint32) {
-    return Damaged("value type", type_offset,
-                   absl::StrCat("must be u32, not ",
-                                GgufValueTypeName(static_cast<uint32_t>(value.type))));
+    return Damaged(
+        "value type", type_offset,
+        absl::StrCat("must be u32, not ", GgufValueTypeName(static_cast<uint32_t>(value.type))));
   }
   uint32_t alignment;
   std::memcpy(&alignment, value.data, sizeof(alignment));
@@ -211,7 +211,8 @@ absl::Status GgufParser::ReadTensorInfo() {
   if (FindTensorType(type) == nullptr) {
     return absl::UnimplementedError(
         Message("type", type_offset,
-                absl::StrCat(TensorTypeName(type), " is not supported; get the model as F32, F16, "
+                absl::StrCat(TensorTypeName(type),
+                             " is not supported; get the model as F32, F16, "
                              "BF16, Q4_1, Q5_0, Q8_0, Q4_K or Q6_K")));
   }
   tensor.type = static_cast<TensorType>(type);
@@ -290,12 +291,11 @@ absl::Status GgufParser::PlaceTensors() {
   for (GgufTensor& tensor : file_->tensors_) {
     if (tensor.offset + tensor.num_bytes > size_) {
       where_ = absl::StrCat("tensor ", Quoted(tensor.name), ": ");
-      return Damaged(
-          "data", tensor.offset,
-          absl::StrCat("needs ", tensor.num_bytes, " bytes, ",
-                       tensor.offset < size_ ? size_ - tensor.offset : 0,
-                       " are present (the file has ", size_, " bytes, the whole model ",
-                       whole_bytes, "); ", kGetAgain));
+      return Damaged("data", tensor.offset,
+                     absl::StrCat("needs ", tensor.num_bytes, " bytes, ",
+                                  tensor.offset < size_ ? size_ - tensor.offset : 0,
+                                  " are present (the file has ", size_, " bytes, the whole model ",
+                                  whole_bytes, "); ", kGetAgain));
     }
     tensor.data = data_ + tensor.offset;
   }
@@ -352,13 +352,14 @@ absl::Status GgufParser::ReadName(absl::string_view field, std::string_view* val
   VC_RETURN_IF_ERROR(ReadString(field, value));
   if (value->empty()) return Damaged(field, start, "is empty");
   if (value->size() > kMaxGgufNameBytes) {
-    return Damaged(field, start, absl::StrCat("has ", value->size(), " bytes, the limit is ",
-                                              kMaxGgufNameBytes));
+    return Damaged(field, start,
+                   absl::StrCat("has ", value->size(), " bytes, the limit is ", kMaxGgufNameBytes));
   }
   num_name_bytes_ += value->size();
   if (num_name_bytes_ > kMaxGgufNameBytesTotal) {
-    return Damaged(field, start, absl::StrCat("all keys and names together exceed the limit of ",
-                                              kMaxGgufNameBytesTotal, " bytes"));
+    return Damaged(field, start,
+                   absl::StrCat("all keys and names together exceed the limit of ",
+                                kMaxGgufNameBytesTotal, " bytes"));
   }
   return absl::OkStatus();
 }
@@ -388,8 +389,8 @@ absl::Status GgufParser::Damaged(absl::string_view field, uint64_t offset,
 }
 
 absl::Status GgufParser::CutShort(absl::string_view field, uint64_t offset, uint64_t needed) const {
-  return Damaged(field, offset, absl::StrCat("needs ", needed, " bytes, ", left(),
-                                             " are present; ", kGetAgain));
+  return Damaged(field, offset,
+                 absl::StrCat("needs ", needed, " bytes, ", left(), " are present; ", kGetAgain));
 }
 
 }  // namespace vericache

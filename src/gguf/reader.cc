@@ -49,19 +49,27 @@ T Load(const uint8_t* at) {
 // bits.
 std::optional<int64_t> LoadInt(GgufValueType type, const uint8_t* at) {
   switch (type) {
-    case GgufValueType::kUint8: return Load<uint8_t>(at);
-    case GgufValueType::kInt8: return Load<int8_t>(at);
-    case GgufValueType::kUint16: return Load<uint16_t>(at);
-    case GgufValueType::kInt16: return Load<int16_t>(at);
-    case GgufValueType::kUint32: return Load<uint32_t>(at);
-    case GgufValueType::kInt32: return Load<int32_t>(at);
-    case GgufValueType::kInt64: return Load<int64_t>(at);
+    case GgufValueType::kUint8:
+      return Load<uint8_t>(at);
+    case GgufValueType::kInt8:
+      return Load<int8_t>(at);
+    case GgufValueType::kUint16:
+      return Load<uint16_t>(at);
+    case GgufValueType::kInt16:
+      return Load<int16_t>(at);
+    case GgufValueType::kUint32:
+      return Load<uint32_t>(at);
+    case GgufValueType::kInt32:
+      return Load<int32_t>(at);
+    case GgufValueType::kInt64:
+      return Load<int64_t>(at);
     case GgufValueType::kUint64: {
       const uint64_t value = Load<uint64_t>(at);
       if (value > static_cast<uint64_t>(std::numeric_limits<int64_t>::max())) return std::nullopt;
       return static_cast<int64_t>(value);
     }
-    default: return std::nullopt;
+    default:
+      return std::nullopt;
   }
 }
 
@@ -71,8 +79,10 @@ bool IsInt(GgufValueType type) {
     case GgufValueType::kFloat64:
     case GgufValueType::kBool:
     case GgufValueType::kString:
-    case GgufValueType::kArray: return false;
-    default: return true;
+    case GgufValueType::kArray:
+      return false;
+    default:
+      return true;
   }
 }
 
@@ -83,8 +93,8 @@ std::string DescribeType(const GgufValue& value) {
 }
 
 absl::Status Missing(const GgufFile& file, std::string_view key) {
-  return absl::NotFoundError(absl::StrCat(PathForMessage(file.path()), ": metadata ", Quoted(key),
-                                          " is missing"));
+  return absl::NotFoundError(
+      absl::StrCat(PathForMessage(file.path()), ": metadata ", Quoted(key), " is missing"));
 }
 
 absl::Status WrongType(const GgufFile& file, std::string_view key, const GgufValue& value,
@@ -95,16 +105,16 @@ absl::Status WrongType(const GgufFile& file, std::string_view key, const GgufVal
 }
 
 absl::Status OutOfRange(const GgufFile& file, std::string_view key, const uint8_t* at) {
-  return absl::InvalidArgumentError(
-      absl::StrCat(PathForMessage(file.path()), ": metadata ", Quoted(key), " holds ",
-                   Load<uint64_t>(at), ", more than 2^63-1"));
+  return absl::InvalidArgumentError(absl::StrCat(PathForMessage(file.path()), ": metadata ",
+                                                 Quoted(key), " holds ", Load<uint64_t>(at),
+                                                 ", more than 2^63-1"));
 }
 
 absl::Status CheckCopyable(const GgufFile& file, std::string_view key, const GgufValue& value) {
   if (value.count <= kMaxCopiedElements) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat(PathForMessage(file.path()), ": metadata ", Quoted(key), " has ", value.count,
-                   " elements, the limit is ", kMaxCopiedElements));
+  return absl::InvalidArgumentError(absl::StrCat(PathForMessage(file.path()), ": metadata ",
+                                                 Quoted(key), " has ", value.count,
+                                                 " elements, the limit is ", kMaxCopiedElements));
 }
 
 }  // namespace
@@ -124,16 +134,15 @@ absl::StatusOr<std::unique_ptr<GgufFile>> GgufFile::Open(const std::string& path
   struct stat info;
   if (fstat(file->fd_, &info) != 0) return OpenError(path, errno);
   if (S_ISDIR(info.st_mode)) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        PathForMessage(path), " is a directory: give the path of a .gguf file in it"));
+    return absl::InvalidArgumentError(
+        absl::StrCat(PathForMessage(path), " is a directory: give the path of a .gguf file in it"));
   }
   if (!S_ISREG(info.st_mode)) {
     return absl::InvalidArgumentError(
         absl::StrCat(PathForMessage(path), " is a pipe or device: give the path of a .gguf file"));
   }
   if (info.st_size == 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(PathForMessage(path), " ", DescribeNonGguf({})));
+    return absl::InvalidArgumentError(absl::StrCat(PathForMessage(path), " ", DescribeNonGguf({})));
   }
   const size_t size = static_cast<size_t>(info.st_size);
   void* mapping = mmap(nullptr, size, PROT_READ, MAP_PRIVATE, file->fd_, 0);

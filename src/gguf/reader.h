@@ -24,16 +24,27 @@ namespace vericache {
 
 // Value types by their numbers in the format.
 enum class GgufValueType : uint32_t {
-  kUint8 = 0, kInt8 = 1, kUint16 = 2, kInt16 = 3, kUint32 = 4, kInt32 = 5, kFloat32 = 6,
-  kBool = 7, kString = 8, kArray = 9, kUint64 = 10, kInt64 = 11, kFloat64 = 12,
+  kUint8 = 0,
+  kInt8 = 1,
+  kUint16 = 2,
+  kInt16 = 3,
+  kUint32 = 4,
+  kInt32 = 5,
+  kFloat32 = 6,
+  kBool = 7,
+  kString = 8,
+  kArray = 9,
+  kUint64 = 10,
+  kInt64 = 11,
+  kFloat64 = 12,
 };
 
 // One metadata value: a scalar, a string, or a flat array of scalars or strings. Arrays of arrays
 // are refused. String and array payloads point into the mapped file, which must outlive them.
 struct GgufValue {
-  GgufValueType type;          // kArray for arrays
-  GgufValueType element_type;  // of arrays; == type otherwise
-  uint64_t count = 1;          // elements of an array
+  GgufValueType type;             // kArray for arrays
+  GgufValueType element_type;     // of arrays; == type otherwise
+  uint64_t count = 1;             // elements of an array
   const uint8_t* data = nullptr;  // scalars and arrays of scalars: raw little-endian, unaligned
   std::string_view string;        // of a kString
   std::vector<std::string_view> strings;  // of an array of kString

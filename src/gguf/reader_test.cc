@@ -114,8 +114,9 @@ TEST(LookUp, NamesKeyAndTypesWhenTheTypeIsWrong) {
             "m.gguf: metadata 'llama.rope.freq_base' is f32, but must be an integer");
   // Case 26: scores stored as integers must not be read as floats.
   const absl::Status as_floats = file.GetFloats("tokenizer.ggml.token_type").status();
-  EXPECT_EQ(as_floats.message(), "m.gguf: metadata 'tokenizer.ggml.token_type' is array of 4 x i32,"
-                                 " but must be an array of f32");
+  EXPECT_EQ(as_floats.message(),
+            "m.gguf: metadata 'tokenizer.ggml.token_type' is array of 4 x i32,"
+            " but must be an array of f32");
   for (const char* key : {"tokenizer.ggml.add_bos_token", "general.architecture", "test.f64",
                           "tokenizer.ggml.token_type"}) {
     EXPECT_EQ(file.GetInt(key).status().code(), absl::StatusCode::kInvalidArgument) << key;
@@ -215,9 +216,9 @@ TEST(CutShort, WhileMappedIsReportedAsDataLoss) {
   std::filesystem::resize_file(path, 100);
   const absl::Status status = (*file)->CheckStillWhole();
   EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss);
-  EXPECT_THAT(std::string(status.message()),
-              HasSubstr("had " + std::to_string(size) +
-                        " bytes when it was opened and has 100 now"));
+  EXPECT_THAT(
+      std::string(status.message()),
+      HasSubstr("had " + std::to_string(size) + " bytes when it was opened and has 100 now"));
   std::filesystem::resize_file(path, size);
   EXPECT_TRUE((*file)->CheckStillWhole().ok());
 }

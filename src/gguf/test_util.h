@@ -51,8 +51,8 @@ inline GgufWriter SmallModel(uint32_t version = 3) {
   writer.AddRaw("test.i64", 11, Le<int64_t>(-(int64_t{1} << 40)));
   writer.AddRaw("test.f64", 12, Le<double>(0.1));
   writer.AddRaw("test.bools", 9, Le<uint32_t>(7) + Le<uint64_t>(3) + std::string("\1\0\1", 3));
-  writer.AddRaw("test.u64s", 9, Le<uint32_t>(10) + Le<uint64_t>(2) + Le<uint64_t>(5) +
-                                    Le<uint64_t>(~uint64_t{0}));
+  writer.AddRaw("test.u64s", 9,
+                Le<uint32_t>(10) + Le<uint64_t>(2) + Le<uint64_t>(5) + Le<uint64_t>(~uint64_t{0}));
   writer.AddTensor("output_norm.weight", TensorType::kF32, {8}, std::string(32, 'n'));
   writer.AddTensor("token_embd.weight", TensorType::kQ8_0, {32, 4}, std::string(4 * 34, 'e'));
   writer.AddTensor("blk.0.attn_q.weight", TensorType::kF16, {8, 3, 2}, std::string(96, 'q'));
@@ -65,8 +65,8 @@ inline uint64_t TouchEverything(const GgufFile& file) {
   for (const auto& [key, value] : file.metadata()) {
     VC_CHECK(file.FindValue(key) == &value);
     sum += file.GetInt(key).ok() + file.GetFloat(key).ok() + file.GetBool(key).ok();
-    sum += file.GetIntOr(key, 1).ok() + file.GetFloatOr(key, 1).ok() +
-           file.GetBoolOr(key, false).ok();
+    sum +=
+        file.GetIntOr(key, 1).ok() + file.GetFloatOr(key, 1).ok() + file.GetBoolOr(key, false).ok();
     if (const auto text = file.GetString(key); text.ok()) {
       for (const char c : *text) sum += static_cast<uint8_t>(c);
     }

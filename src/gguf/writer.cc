@@ -20,9 +20,7 @@ std::string Raw(T value) {
   return std::string(reinterpret_cast<const char*>(&value), sizeof(value));
 }
 
-std::string RawString(std::string_view text) {
-  return Raw<uint64_t>(text.size()).append(text);
-}
+std::string RawString(std::string_view text) { return Raw<uint64_t>(text.size()).append(text); }
 
 std::string RawArrayHead(GgufValueType element_type, uint64_t count) {
   return Raw(static_cast<uint32_t>(element_type)) + Raw(count);
@@ -136,8 +134,7 @@ absl::Status GgufWriter::WriteFile(const std::string& path) const {
   const bool written = std::fwrite(bytes.data(), 1, bytes.size(), file) == bytes.size();
   const int error = errno;
   if (std::fclose(file) != 0 || !written) {
-    return absl::ErrnoToStatus(written ? errno : error,
-                               absl::StrCat(path, ": cannot be written"));
+    return absl::ErrnoToStatus(written ? errno : error, absl::StrCat(path, ": cannot be written"));
   }
   return absl::OkStatus();
 }

@@ -101,7 +101,8 @@ void DraftKv::FoldTail(Head* head) {
         k[key * d + c] = F16ToF32(head->tail_k[(group * d + c) * kKvLanes + lane]);
         v[key * d + c] = F16ToF32(
             head->tail_v[((group * (shape_.padded_head_dim() / 16) + c / 16) * kKvLanes + lane) *
-                             16 + c % 16]);
+                             16 +
+                         c % 16]);
       }
     }
     EncodeGroup(head, k.data(), v.data());
@@ -142,8 +143,7 @@ void DraftKv::Rebuild(const FullKv& full, const KeptSet& kept, ThreadPool* pool)
   });
 }
 
-void DraftKv::CommitRows(const FullKv& full, int64_t pos_begin, int64_t pos_end,
-                         ThreadPool* pool) {
+void DraftKv::CommitRows(const FullKv& full, int64_t pos_begin, int64_t pos_end, ThreadPool* pool) {
   Rollback();
   VC_CHECK(pos_begin == num_tokens_);
   num_tokens_ = pos_end;

@@ -98,8 +98,8 @@ absl::Status DraftKv::ReadFrom(std::string_view* bytes) {
         !TakeBuffer(bytes, groups * d, &head.k_scale) ||
         !TakeBuffer(bytes, groups * d, &head.k_min) ||
         !TakeBuffer(bytes, groups * d, &head.v_scale) ||
-        !TakeBuffer(bytes, groups * d, &head.v_min) ||
-        !TakeBuffer(bytes, tail * d, &head.tail_k) || !TakeBuffer(bytes, tail * dv, &head.tail_v))
+        !TakeBuffer(bytes, groups * d, &head.v_min) || !TakeBuffer(bytes, tail * d, &head.tail_k) ||
+        !TakeBuffer(bytes, tail * dv, &head.tail_v))
       return damaged;
   }
   return absl::OkStatus();

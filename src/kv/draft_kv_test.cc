@@ -384,8 +384,8 @@ TEST(DraftKv, EveryTruncationIsDataLoss) {
 }
 
 TEST(DraftKv, HostileCountsAreDataLoss) {
-  const int64_t hostile[] = {-1, INT64_MIN, INT64_MAX, int64_t{1} << 62, int64_t{1} << 40,
-                             (int64_t{1} << 59) + 1};
+  const int64_t hostile[] = {
+      -1, INT64_MIN, INT64_MAX, int64_t{1} << 62, int64_t{1} << 40, (int64_t{1} << 59) + 1};
   for (DraftFormat codec : kFormats) {
     const Saved saved(codec);
     for (size_t at : {size_t{0}, size_t{8}, size_t{16}}) {  // tokens, groups, tail of head 0

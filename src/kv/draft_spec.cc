@@ -13,10 +13,14 @@ constexpr std::string_view kSelectors = "sink, snapkv";
 constexpr std::string_view kCodecs = "f16, int8, int4";
 
 bool ParseCodec(std::string_view name, DraftFormat* codec) {
-  if (name == "f16") *codec = DraftFormat::kF16;
-  else if (name == "int8") *codec = DraftFormat::kInt8;
-  else if (name == "int4") *codec = DraftFormat::kInt4;
-  else return false;
+  if (name == "f16")
+    *codec = DraftFormat::kF16;
+  else if (name == "int8")
+    *codec = DraftFormat::kInt8;
+  else if (name == "int4")
+    *codec = DraftFormat::kInt4;
+  else
+    return false;
   return true;
 }
 
@@ -47,7 +51,7 @@ absl::Status ParseKey(std::string_view text, std::string_view pair, DraftSpec* s
     spec->pool = value;
   } else {
     return Bad(text, StrCat("unknown key \"", parts[0], "\" (",
-                                  snapkv ? "snapkv takes window, pool" : "sink takes sinks", ")"));
+                            snapkv ? "snapkv takes window, pool" : "sink takes sinks", ")"));
   }
   return absl::OkStatus();
 }
@@ -66,14 +70,16 @@ absl::StatusOr<DraftSpec> ParseDraftSpec(std::string_view text) {
     return Bad(text, StrCat("unknown codec \"", plus[1], "\" (known: ", kCodecs, ")"));
   const std::vector<std::string_view> commas = Split(plus[0], ',');
   const std::vector<std::string_view> head = SplitOnce(commas[0], ':');
-  if (head[0] == "sink") spec.selector = SelectorKind::kSink;
-  else if (head[0] == "snapkv") spec.selector = SelectorKind::kSnapKv;
+  if (head[0] == "sink")
+    spec.selector = SelectorKind::kSink;
+  else if (head[0] == "snapkv")
+    spec.selector = SelectorKind::kSnapKv;
   else
-    return Bad(text, StrCat("unknown selector or codec \"", head[0], "\" (off; codecs: ",
-                                  kCodecs, "; selectors: ", kSelectors, ")"));
+    return Bad(text, StrCat("unknown selector or codec \"", head[0], "\" (off; codecs: ", kCodecs,
+                            "; selectors: ", kSelectors, ")"));
   spec.fraction = 0.25;
-  if (head.size() == 2 && (!ParseDouble(head[1], &spec.fraction) ||
-                           !(spec.fraction > 0) || !(spec.fraction <= 1)))
+  if (head.size() == 2 &&
+      (!ParseDouble(head[1], &spec.fraction) || !(spec.fraction > 0) || !(spec.fraction <= 1)))
     return Bad(text, StrCat("fraction \"", head[1], "\" must be above 0 and at most 1"));
   for (size_t i = 1; i < commas.size(); ++i) VC_RETURN_IF_ERROR(ParseKey(text, commas[i], &spec));
   return spec;
@@ -85,15 +91,13 @@ std::string DraftSpec::ToString() const {
                                  : codec == DraftFormat::kInt8 ? "int8"
                                                                : "int4";
   if (selector == SelectorKind::kAll) return codec_name;
-  std::string text = StrCat(selector == SelectorKind::kSink ? "sink:" : "snapkv:",
-                                  ShortestText(fraction));
+  std::string text =
+      StrCat(selector == SelectorKind::kSink ? "sink:" : "snapkv:", ShortestText(fraction));
   const DraftSpec defaults;
-  if (selector == SelectorKind::kSink && sinks != defaults.sinks)
-    text += StrCat(",sinks=", sinks);
+  if (selector == SelectorKind::kSink && sinks != defaults.sinks) text += StrCat(",sinks=", sinks);
   if (selector == SelectorKind::kSnapKv && window != defaults.window)
     text += StrCat(",window=", window);
-  if (selector == SelectorKind::kSnapKv && pool != defaults.pool)
-    text += StrCat(",pool=", pool);
+  if (selector == SelectorKind::kSnapKv && pool != defaults.pool) text += StrCat(",pool=", pool);
   if (codec != DraftFormat::kF16) text += "+" + codec_name;
   return text;
 }

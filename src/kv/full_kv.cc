@@ -3,9 +3,9 @@
 #include <cstdlib>
 #include <cstring>
 
-#include "base/text.h"
 #include "base/check.h"
 #include "base/status_macros.h"
+#include "base/text.h"
 #include "base/types.h"
 
 namespace vericache {
@@ -30,9 +30,8 @@ absl::Status FullKv::AddBlock() {
   const size_t bytes = RoundUp(block_values_ * sizeof(uint16_t), 64);
   auto* data = static_cast<uint16_t*>(std::aligned_alloc(64, bytes));
   if (data == nullptr)
-    return absl::ResourceExhaustedError(
-        StrCat("no memory for a KV block of ", bytes, " bytes at position ",
-                     num_blocks() * kBlockTokens));
+    return absl::ResourceExhaustedError(StrCat("no memory for a KV block of ", bytes,
+                                               " bytes at position ", num_blocks() * kBlockTokens));
   std::memset(data, 0, bytes);
   blocks_.emplace_back(data, [](uint16_t* p) { std::free(p); });
   block_pointers_.push_back(data);
@@ -76,8 +75,7 @@ void FullKv::Append(int layer, const float* k, const float* v, int64_t num_rows)
       uint16_t* group = k_dst + (slot / kKvLanes) * d * kKvLanes + slot % kKvLanes;
       for (int c = 0; c < d; ++c) group[c * kKvLanes] = row_[c];
       kernels_->f32_to_f16(v + src, d, row_.data());
-      for (int c = 0; c < d; ++c)
-        v_dst[((c / 16) * kBlockTokens + slot) * 16 + c % 16] = row_[c];
+      for (int c = 0; c < d; ++c) v_dst[((c / 16) * kBlockTokens + slot) * 16 + c % 16] = row_[c];
     }
   }
   appended_ = num_rows;

@@ -62,7 +62,7 @@ class FullKv : public KvSource {
   std::vector<std::shared_ptr<uint16_t[]>> blocks_;
   std::vector<const uint16_t*> block_pointers_;  // what views point to
   int64_t num_tokens_ = 0;
-  int64_t appended_ = 0;  // provisional rows of the current pass
+  int64_t appended_ = 0;       // provisional rows of the current pass
   std::vector<uint16_t> row_;  // one row in f16, scratch
 };
 

@@ -63,8 +63,8 @@ TEST(FullKv, SaturatesAndKeepsNan) {
   const KvShape shape{1, 1, 16};
   const float inf = std::numeric_limits<float>::infinity();
   const float nan = std::numeric_limits<float>::quiet_NaN();
-  std::vector<float> values = {1e30f, -1e30f, inf, -inf, 65504, 65519, 65520, -70000, nan, 0,
-                               -0.0f, 1e-8f,  1,   2049, 2051,  3e-8f};
+  std::vector<float> values = {1e30f, -1e30f, inf,   -inf,  65504, 65519, 65520, -70000,
+                               nan,   0,      -0.0f, 1e-8f, 1,     2049,  2051,  3e-8f};
   for (const KernelTable* table : AllKernelTables()) {
     FullKv kv(shape, table);
     ASSERT_TRUE(kv.Reserve(1).ok());

@@ -79,8 +79,8 @@ void Attention::PlanTiles(absl::Span<const AttentionJob> jobs) {
   size_t floats = 0;
   for (const Tile& tile : whole)
     if (tile.job->kv.kind == KvView::Kind::kFull)
-      floats += tile.segment_end * RoundUp(StateFloats((tile.row_end - tile.row_begin) *
-                                                       heads_per_kv_), 16);
+      floats += tile.segment_end *
+                RoundUp(StateFloats((tile.row_end - tile.row_begin) * heads_per_kv_), 16);
   partials_.Resize(floats);
   float* next = partials_.data();
   for (Tile& tile : whole) {
@@ -158,9 +158,9 @@ void Attention::CombineTile(const Tile& tile, Scratch* scratch) {
 
 void Attention::RunDraft(const Tile& tile, Scratch* scratch) {
   const DraftHeadView& view = tile.job->kv.draft[tile.kv_head];
-  scratch->work.Resize(std::max<size_t>(
-      AttnScratchFloats(config_.head_dim),
-      DraftScratchFloats(heads_per_kv_, view.num_keys(), config_.head_dim)));
+  scratch->work.Resize(
+      std::max<size_t>(AttnScratchFloats(config_.head_dim),
+                       DraftScratchFloats(heads_per_kv_, view.num_keys(), config_.head_dim)));
   const AttnRows rows = LoadQueries(tile, scratch);
   const int64_t group = static_cast<int64_t>(heads_per_kv_) * config_.head_dim;
   kernels_->attend_draft(view, rows.q, heads_per_kv_, tile.job->out + tile.kv_head * group,

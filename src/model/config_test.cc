@@ -64,8 +64,7 @@ class Fixture {
     if (const auto* f32 = std::get_if<float>(&value)) writer->AddFloat32(key, *f32);
     if (const auto* flag = std::get_if<bool>(&value)) writer->AddBool(key, *flag);
     if (const auto* text = std::get_if<std::string>(&value)) writer->AddString(key, *text);
-    if (const auto* ints = std::get_if<std::vector<int32_t>>(&value))
-      writer->AddInt32s(key, *ints);
+    if (const auto* ints = std::get_if<std::vector<int32_t>>(&value)) writer->AddInt32s(key, *ints);
   }
   std::string arch_;
   std::vector<std::pair<std::string, Value>> entries_;
@@ -173,8 +172,8 @@ TEST(Config, AcceptsIntegersOfAnyWidth) {
 
 TEST(Config, ChecksKvHeads) {
   const std::string key = "attention.head_count_kv";
-  for (const Value& bad : {Value(uint32_t{0}), Value(uint32_t{5}), Value(int32_t{-2}),
-                           Value(2.0f), Value(std::string("2"))})
+  for (const Value& bad : {Value(uint32_t{0}), Value(uint32_t{5}), Value(int32_t{-2}), Value(2.0f),
+                           Value(std::string("2"))})
     ExpectInvalid(Fixture().SetArch(key, bad), "llama." + key);
   ExpectInvalid(Fixture().SetArch(key, uint32_t{3}), "4 heads do not divide into 3 KV heads");
   EXPECT_EQ(Fixture().SetArch(key, std::vector<int32_t>{2, 2}).Read()->num_kv_heads, 2);
@@ -195,8 +194,7 @@ TEST(Config, RefusesGroupsLargerThanTheAttentionTile) {
 TEST(Config, ChecksHeadSizes) {
   ExpectInvalid(Fixture().SetArch("attention.key_length", 0u), "llama.attention.key_length");
   ExpectInvalid(Fixture().SetArch("attention.key_length", 1025u), "llama.attention.key_length");
-  ExpectInvalid(Fixture().SetArch("attention.value_length", 1025u),
-                "llama.attention.value_length");
+  ExpectInvalid(Fixture().SetArch("attention.value_length", 1025u), "llama.attention.value_length");
   ExpectUnsupported(Fixture().SetArch("attention.value_length", 32u),
                     "llama.attention.value_length");
   // No head size at all: more heads than channels.
@@ -259,8 +257,8 @@ TEST(Config, RefusesOtherRopeScalingByName) {
   linear.SetArch("rope.scaling.type", std::string("linear"));
   const float inf = std::numeric_limits<float>::infinity();
   const float nan = std::numeric_limits<float>::quiet_NaN();
-  for (const Value& bad : {Value(Absent()), Value(0.0f), Value(0.5f), Value(-2.0f), Value(inf),
-                           Value(nan), Value(4u)})
+  for (const Value& bad :
+       {Value(Absent()), Value(0.0f), Value(0.5f), Value(-2.0f), Value(inf), Value(nan), Value(4u)})
     ExpectInvalid(linear.SetArch("rope.scaling.factor", bad), "llama.rope.scaling.factor");
 }
 

@@ -25,8 +25,7 @@ absl::StatusOr<std::unique_ptr<Model>> Model::Load(std::shared_ptr<const GgufFil
                                                    const LoadProgress& progress) {
   auto model = std::make_unique<Model>();
   VC_ASSIGN_OR_RETURN(model->config, ReadModelConfig(*file));
-  VC_ASSIGN_OR_RETURN(model->weights,
-                      LoadWeights(*file, model->config, *kernels, pool, progress));
+  VC_ASSIGN_OR_RETURN(model->weights, LoadWeights(*file, model->config, *kernels, pool, progress));
   model->kernels = kernels;
   model->file = std::move(file);
   return model;
@@ -105,8 +104,7 @@ void Forward::QuantizeFor(const float* x, int64_t cols, int64_t num_rows, ActFor
   q.Resize(num_rows * cols + 64);
   scale.Resize(num_rows * num_scales + 16);
   sums.Resize(num_rows * num_sums + 32);
-  const auto quantize =
-      per32 ? model_->kernels->quantize_per32 : model_->kernels->quantize_per256;
+  const auto quantize = per32 ? model_->kernels->quantize_per32 : model_->kernels->quantize_per256;
   pool_->ParallelFor(CeilDiv(num_rows, kRowsPerTask), [&](int64_t task, int) {
     const int64_t end = std::min(num_rows, (task + 1) * kRowsPerTask);
     for (int64_t row = task * kRowsPerTask; row < end; ++row)
@@ -189,9 +187,8 @@ void Forward::AttentionBlock(int layer, absl::Span<const RowGroup> batch, int64_
   const int64_t q_size = static_cast<int64_t>(c.num_heads) * c.head_dim;
   const int64_t kv_size = static_cast<int64_t>(c.num_kv_heads) * c.head_dim;
   NormRows(x_.data(), w.attn_norm, num_rows, normed_.data());
-  const MatmulJob qkv[] = {{&w.q, q_.data(), w.q_bias},
-                           {&w.k, k_.data(), w.k_bias},
-                           {&w.v, v_.data(), w.v_bias}};
+  const MatmulJob qkv[] = {
+      {&w.q, q_.data(), w.q_bias}, {&w.k, k_.data(), w.k_bias}, {&w.v, v_.data(), w.v_bias}};
   MatmulAll(normed_.data(), c.hidden_size, num_rows, qkv);
   RotateRows(num_rows);
   attention_jobs_.clear();
@@ -260,8 +257,7 @@ void Forward::Run(absl::Span<const RowGroup> batch, HiddenRows* hidden) {
   }
 }
 
-void Forward::Logits(const HiddenRows& hidden, int64_t row_begin, int64_t num_rows,
-                     float* logits) {
+void Forward::Logits(const HiddenRows& hidden, int64_t row_begin, int64_t num_rows, float* logits) {
   VC_CHECK(row_begin >= 0 && row_begin + num_rows <= hidden.num_rows);
   const MatmulJob job[] = {{&model_->weights.output, logits}};
   MatmulAll(hidden.x.data() + row_begin * model_->config.hidden_size, model_->config.hidden_size,

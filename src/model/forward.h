@@ -86,8 +86,7 @@ class Forward {
   void Prepare(int64_t num_rows, absl::Span<const RowGroup> batch);
   void Embed(absl::Span<const RowGroup> batch);
   void NormRows(const float* x, const float* w, int64_t num_rows, float* y);
-  void MatmulAll(const float* x, int64_t cols, int64_t num_rows,
-                 absl::Span<const MatmulJob> jobs);
+  void MatmulAll(const float* x, int64_t cols, int64_t num_rows, absl::Span<const MatmulJob> jobs);
   void QuantizeFor(const float* x, int64_t cols, int64_t num_rows, ActFormat format);
   Activations ActsOf(ActFormat format, const float* x, int64_t cols, int64_t first_row) const;
   void AttentionBlock(int layer, absl::Span<const RowGroup> batch, int64_t num_rows);
@@ -100,14 +99,14 @@ class Forward {
   Rope rope_;
   Attention attention_;
   std::vector<AttentionJob> attention_jobs_;
-  AlignedBuffer<float> x_;         // [rows][hidden_size], the residual stream
-  AlignedBuffer<float> normed_;    // [rows][hidden_size]
-  AlignedBuffer<float> q_, k_, v_; // [rows][heads * head_dim]
-  AlignedBuffer<float> attn_;      // [rows][num_heads * head_dim]
-  AlignedBuffer<float> gate_, up_; // [rows][intermediate_size]
-  AlignedBuffer<float> delta_;     // [rows][hidden_size]
-  AlignedBuffer<float> cos_, sin_; // [rows][rotary_dim / 2]
-  AlignedBuffer<float> logit_in_;  // [kLogitsRows][hidden_size]
+  AlignedBuffer<float> x_;          // [rows][hidden_size], the residual stream
+  AlignedBuffer<float> normed_;     // [rows][hidden_size]
+  AlignedBuffer<float> q_, k_, v_;  // [rows][heads * head_dim]
+  AlignedBuffer<float> attn_;       // [rows][num_heads * head_dim]
+  AlignedBuffer<float> gate_, up_;  // [rows][intermediate_size]
+  AlignedBuffer<float> delta_;      // [rows][hidden_size]
+  AlignedBuffer<float> cos_, sin_;  // [rows][rotary_dim / 2]
+  AlignedBuffer<float> logit_in_;   // [kLogitsRows][hidden_size]
   ActCache acts_;
 };
 

@@ -57,12 +57,11 @@ class Loader {
   absl::StatusOr<const GgufTensor*> Find(const std::string& name, std::vector<int64_t> dims) {
     const GgufTensor* tensor = file_.FindTensor(name);
     if (tensor == nullptr)
-      return absl::InvalidArgumentError(
-          StrCat(file_.path(), ": tensor ", name, " is missing"));
+      return absl::InvalidArgumentError(StrCat(file_.path(), ": tensor ", name, " is missing"));
     if (tensor->dims != dims)
-      return absl::InvalidArgumentError(StrCat(
-          file_.path(), ": tensor ", name, " has shape [", absl::StrJoin(tensor->dims, ", "),
-          "], expected [", absl::StrJoin(dims, ", "), "]"));
+      return absl::InvalidArgumentError(StrCat(file_.path(), ": tensor ", name, " has shape [",
+                                               absl::StrJoin(tensor->dims, ", "), "], expected [",
+                                               absl::StrJoin(dims, ", "), "]"));
     used_.insert(name);
     return tensor;
   }
@@ -127,8 +126,8 @@ absl::Status Loader::RefuseUnknown() const {
   for (const GgufTensor& tensor : file_.tensors())
     if (!used_.contains(tensor.name))
       return absl::UnimplementedError(StrCat(file_.path(), ": tensor ", tensor.name,
-                                                   " is not known for architecture \"",
-                                                   config_.architecture, "\""));
+                                             " is not known for architecture \"",
+                                             config_.architecture, "\""));
   return absl::OkStatus();
 }
 
@@ -155,9 +154,9 @@ absl::Status Loader::Plan(Weights* weights) {
     // A smaller divisor would take the angles out of the range of ContractSinCos.
     for (float factor : weights->rope_factors)
       if (!(factor >= 0.25f) || !std::isfinite(factor))
-        return absl::InvalidArgumentError(
-            StrCat(file_.path(), ": tensor rope_freqs.weight holds the factor ", factor,
-                   ", expected a number of at least 0.25"));
+        return absl::InvalidArgumentError(StrCat(file_.path(),
+                                                 ": tensor rope_freqs.weight holds the factor ",
+                                                 factor, ", expected a number of at least 0.25"));
   }
   return RefuseUnknown();
 }
@@ -165,8 +164,7 @@ absl::Status Loader::Plan(Weights* weights) {
 absl::Status Loader::Fill(Weights* weights, ThreadPool* pool, const LoadProgress& progress) {
   auto arena = std::make_shared<Arena>(total_);
   if (!arena->ok())
-    return absl::ResourceExhaustedError(
-        StrCat("no memory for ", total_ >> 20, " MiB of weights"));
+    return absl::ResourceExhaustedError(StrCat("no memory for ", total_ >> 20, " MiB of weights"));
   // Rows a task repacks: large enough to amortise the hand-out, small enough to balance.
   constexpr int64_t kRowsPerTask = 16 * kOutTile;
   uint64_t done = 0;

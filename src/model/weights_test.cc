@@ -236,9 +236,8 @@ TEST(Weights, ChecksRopeFactors) {
 
 TEST(Weights, ProgressRisesToTheTotal) {
   std::vector<std::pair<uint64_t, uint64_t>> calls;
-  const Loaded l = Load(WholeModel(), [&](uint64_t done, uint64_t total) {
-    calls.emplace_back(done, total);
-  });
+  const Loaded l =
+      Load(WholeModel(), [&](uint64_t done, uint64_t total) { calls.emplace_back(done, total); });
   ASSERT_TRUE(l.weights.ok());
   ASSERT_FALSE(calls.empty());
   for (size_t i = 0; i < calls.size(); ++i) {

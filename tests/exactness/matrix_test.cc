@@ -3,8 +3,8 @@
 //
 // VERICACHE_MATRIX_TOKENS (environment) sets how many emitted tokens to compare; the default keeps
 // the quick check short, `make check-all` asks for more.
-#include <cstdlib>
 #include <cstdio>
+#include <cstdlib>
 
 #include "gtest/gtest.h"
 #include "tests/support/engine_harness.h"
@@ -14,9 +14,15 @@ namespace vericache {
 namespace {
 
 constexpr int kDraftLengths[] = {0, 1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 24, 31, 32, 33, 40, 64};
-constexpr const char* kSpecs[] = {"f16",           "int8",          "int4",
-                                  "sink:0.2",      "sink:0.3+int8", "snapkv:0.1",
-                                  "snapkv:0.25+int4", "snapkv:0.5+int8", "sink:0.05+int4"};
+constexpr const char* kSpecs[] = {"f16",
+                                  "int8",
+                                  "int4",
+                                  "sink:0.2",
+                                  "sink:0.3+int8",
+                                  "snapkv:0.1",
+                                  "snapkv:0.25+int4",
+                                  "snapkv:0.5+int8",
+                                  "sink:0.05+int4"};
 enum class Adversary { kNone, kAlwaysWrong, kRandomlyWrong, kOutOfVocabulary };
 constexpr Adversary kAdversaries[] = {Adversary::kNone, Adversary::kAlwaysWrong,
                                       Adversary::kRandomlyWrong, Adversary::kOutOfVocabulary};
@@ -52,7 +58,8 @@ std::vector<TinyModelOptions> Models() {
 
 std::function<DraftToken(DraftToken, int64_t)> MakeAdversary(Adversary kind, int64_t vocab) {
   switch (kind) {
-    case Adversary::kNone: return nullptr;
+    case Adversary::kNone:
+      return nullptr;
     case Adversary::kAlwaysWrong:
       return [vocab](DraftToken t, int64_t) {
         return DraftToken{static_cast<TokenId>((t.id + 1) % vocab)};
@@ -161,11 +168,12 @@ TEST(ExactnessMatrix, NoMismatchAnywhere) {
   Totals totals;
   for (const TinyModelOptions& model : models)
     RunModel(model, TokensWanted() / static_cast<int64_t>(models.size()), model.seed, &totals);
-  std::printf("exactness matrix: %lld tokens in %lld requests, %lld drafted, %lld accepted, %lld "
-              "ended by EOS, 0 mismatches\n",
-              static_cast<long long>(totals.tokens), static_cast<long long>(totals.cells),
-              static_cast<long long>(totals.drafted), static_cast<long long>(totals.accepted),
-              static_cast<long long>(totals.stops));
+  std::printf(
+      "exactness matrix: %lld tokens in %lld requests, %lld drafted, %lld accepted, %lld "
+      "ended by EOS, 0 mismatches\n",
+      static_cast<long long>(totals.tokens), static_cast<long long>(totals.cells),
+      static_cast<long long>(totals.drafted), static_cast<long long>(totals.accepted),
+      static_cast<long long>(totals.stops));
   // The matrix must have met what it is about: accepted and rejected drafts, and early ends.
   EXPECT_GT(totals.accepted, totals.tokens / 20);
   EXPECT_GT(totals.drafted, totals.accepted + totals.tokens / 20);

@@ -16,8 +16,8 @@ std::string ModelPath(const std::string& name) {
   return std::string(VERICACHE_MODEL_DIR) + "/" + name + ".gguf";
 }
 
-#define NEED_MODEL(name)                                                                     \
-  if (!std::filesystem::exists(ModelPath(name)))                                             \
+#define NEED_MODEL(name)                                                                      \
+  if (!std::filesystem::exists(ModelPath(name)))                                              \
   GTEST_SKIP() << "SKIPPED LOUDLY: no " << ModelPath(name) << "; run scripts/fetch_model.sh " \
                << name << " and configure with -DVERICACHE_MODEL_DIR=DIR"
 

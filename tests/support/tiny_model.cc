@@ -59,7 +59,8 @@ void PutBlock(TensorType type, float stddev, uint64_t* state, std::string* out) 
       PutRandomBytes(128 + 64 + 16, state, out);
       PutF16(stddev / 18.5f / 74.0f * jitter, out);
       return;
-    default: VC_CHECK(false);
+    default:
+      VC_CHECK(false);
   }
 }
 

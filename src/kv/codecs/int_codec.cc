@@ -60,8 +60,8 @@ void EncodeValueGroup(DraftFormat format, const float* v, int head_dim, uint8_t*
   for (int key = 0; key < 32; ++key) {
     for (int g = 0; g < num_groups; ++g) {
       uint8_t group[32];
-      Encode32(v + key * head_dim + g * 32, 1, MaxCode(format), group,
-               scale + key * num_groups + g, min + key * num_groups + g);
+      Encode32(v + key * head_dim + g * 32, 1, MaxCode(format), group, scale + key * num_groups + g,
+               min + key * num_groups + g);
       StoreCodes(format, group, codes + (key * num_groups + g) * bytes);
     }
   }

@@ -16,9 +16,12 @@ int64_t KeptCount(const DraftSpec& spec, int64_t num_tokens, int64_t floor) {
 
 KeptSet SelectPositions(const DraftSpec& spec, const SelectInput& input) {
   switch (spec.selector) {
-    case SelectorKind::kSink: return SelectSink(spec, input);
-    case SelectorKind::kSnapKv: return SelectSnapKv(spec, input);
-    case SelectorKind::kAll: break;
+    case SelectorKind::kSink:
+      return SelectSink(spec, input);
+    case SelectorKind::kSnapKv:
+      return SelectSnapKv(spec, input);
+    case SelectorKind::kAll:
+      break;
   }
   KeptSet all;
   std::vector<int32_t> positions(input.full->num_tokens());

@@ -1,5 +1,3 @@
-#include "kv/selectors/selector.h"
-
 #include <algorithm>
 #include <cmath>
 #include <numeric>
@@ -8,6 +6,7 @@
 
 #include "gtest/gtest.h"
 #include "kv/kv_test_util.h"
+#include "kv/selectors/selector.h"
 
 namespace vericache {
 namespace {
