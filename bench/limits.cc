@@ -84,8 +84,9 @@ int main(int argc, char** argv) {
       const size_t i = static_cast<size_t>(t);
       sums[i] = SumPart(buffer.data() + i * part, part);
     });
-    const double fma_now = Parallel(
-        threads, [&](int t) { floats[static_cast<size_t>(t)] = MultiplyAdd(static_cast<float>(t)); });
+    const double fma_now = Parallel(threads, [&](int t) {
+      floats[static_cast<size_t>(t)] = MultiplyAdd(static_cast<float>(t));
+    });
     read = read_now < read ? read_now : read;
     fma = fma_now < fma ? fma_now : fma;
   }
@@ -97,9 +98,9 @@ int main(int argc, char** argv) {
   }
   const double bytes = static_cast<double>(buffer.size() * sizeof(Bytes));
   const double flops = 2.0 * kLanes * kChains * static_cast<double>(kRounds) * threads;
-  std::printf("{\"threads\": %d, \"read_gb_s\": %.2f, \"fma_gflops\": %.1f, \"lanes\": %d, "
-              "\"check\": %g}\n",
-              threads, bytes / read / 1e9, flops / fma / 1e9, kLanes,
-              static_cast<double>(floats[0]));
+  std::printf(
+      "{\"threads\": %d, \"read_gb_s\": %.2f, \"fma_gflops\": %.1f, \"lanes\": %d, "
+      "\"check\": %g}\n",
+      threads, bytes / read / 1e9, flops / fma / 1e9, kLanes, static_cast<double>(floats[0]));
   return 0;
 }

@@ -23,7 +23,7 @@ PEERS = {  # --peers name: label, script, flash attention, type of K and V
     "on": ("llama.cpp, flash attention on", "llamacpp.py", True, "f16"),
     "q8_0": ("llama.cpp, q8_0 KV", "llamacpp.py", True, "q8_0"),
     "q4_0": ("llama.cpp, q4_0 KV", "llamacpp.py", True, "q4_0"),
-    "ik": ("ik_llama.cpp", "ikllama.py", False, "f16"),
+    "ik": ("ik_llama.cpp, flash attention off", "ikllama.py", False, "f16"),
     "ik-on": ("ik_llama.cpp, flash attention on", "ikllama.py", True, "f16"),
     "openvino": ("openvino-genai", "openvino.py", False, "f16"),
 }
