@@ -25,7 +25,7 @@ PEERS = {  # --peers name: label, script, flash attention, type of K and V
     "q4_0": ("llama.cpp, q4_0 KV", "llamacpp.py", True, "q4_0"),
     "ik": ("ik_llama.cpp, flash attention off", "ikllama.py", False, "f16"),
     "ik-on": ("ik_llama.cpp, flash attention on", "ikllama.py", True, "f16"),
-    "openvino": ("openvino-genai", "openvino.py", False, "f16"),
+    "openvino": ("openvino-genai", "openvino_peer.py", False, "f16"),
 }
 SHORT_ONLY = ("openvino",)  # keeps no KV between requests, so a deep decode would prefill each time
 
@@ -126,7 +126,7 @@ def engines_of(args, model, model_sha256):
         engines += [
             Ours(f"vericache, draft {d}", args.vericache, model, args.threads, d) for d in drafts
         ]
-    pythons = {"ikllama.py": args.ik_python, "openvino.py": args.openvino_python}
+    pythons = {"ikllama.py": args.ik_python, "openvino_peer.py": args.openvino_python}
     for name in args.peers:
         label, script, flash, kv = PEERS[name]
         python = pythons.get(script, args.peer_python)
