@@ -25,6 +25,8 @@ namespace {
 constexpr int64_t kLengthMax = 1 << 20;
 constexpr int kWidthMax = 257;  // the longest draft, and the token after it
 constexpr size_t kListMax = 16;
+// More waiting for a core than this is told: it is beyond the usual spread of repeats.
+constexpr double kWaitShareMax = 0.05;
 constexpr char kNone[] = "none";
 
 // Memory of this process that is in RAM, or 0 if the system does not tell.
@@ -37,6 +39,33 @@ uint64_t ResidentBytes() {
     status.ignore(256, '\n');
   }
   return 0;
+}
+
+// Seconds that this thread has been ready to run and waited for a core, or 0 if the system does
+// not tell.
+double WaitedSeconds() {
+  std::ifstream schedstat("/proc/thread-self/schedstat");
+  uint64_t ran_ns = 0, waited_ns = 0;
+  schedstat >> ran_ns >> waited_ns;
+  return static_cast<double>(waited_ns) * 1e-9;
+}
+
+double NowSeconds() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+// Measures, and says what share of the time other programs held the core.
+absl::Status MeasureWatched(const BenchOptions& o, Engine* engine, Metrics* metrics) {
+  const double start = NowSeconds(), waited = WaitedSeconds();
+  VC_RETURN_IF_ERROR(MeasureAll(o, engine, metrics));
+  const double share = (WaitedSeconds() - waited) / (NowSeconds() - start);
+  metrics->Add("cpu_wait_share", share);
+  if (share > kWaitShareMax)
+    Notice(
+        fmt::format("other programs held the core {:.0f} % of the time: speeds are too low, and "
+                    "only ratios mean anything; run it again on an idle machine",
+                    share * 100));
+  return absl::OkStatus();
 }
 
 absl::Status CheckListLength(size_t length) {
@@ -81,14 +110,13 @@ absl::Status ParseSpecs(const std::string& text, std::vector<std::string>* specs
 
 absl::Status RunBench(const BenchOptions& o) {
   Metrics metrics;
-  const auto start = std::chrono::steady_clock::now();
+  const double start = NowSeconds();
   VC_ASSIGN_OR_RETURN(const std::unique_ptr<Engine> engine, LoadEngine(o.model));
   const ModelInfo& info = engine->info();
-  metrics.Add("load_s",
-              std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+  metrics.Add("load_s", NowSeconds() - start);
   metrics.Add("rss_bytes", static_cast<double>(ResidentBytes()));
   InstallInterruptHandler();
-  VC_RETURN_IF_ERROR(MeasureAll(o, engine.get(), &metrics));
+  VC_RETURN_IF_ERROR(MeasureWatched(o, engine.get(), &metrics));
   if (!o.json) {
     fmt::print("{}", BenchTable(o, info, metrics));
     return absl::OkStatus();
@@ -149,7 +177,8 @@ CommandBody DeclareBench(Flags* flags) {
       "Depths are filled with random K/V, not with a text, so 32,000 tokens take seconds; the\n"
       "draft KV's choice of keys does not matter for the time of a step. A depth that does not\n"
       "fit into the context is left out (null in the JSON). Times vary with the neighbours of a\n"
-      "shared machine: compare numbers of one run. `vericache compare` measures real texts.");
+      "shared machine: compare numbers of one run; cpu_wait_share is the share of the time that\n"
+      "other programs held the core. `vericache compare` measures real texts.");
   return [o] { return RunBench(*o); };
 }
 

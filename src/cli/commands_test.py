@@ -369,6 +369,7 @@ class Measures(CliTest):
             self.assertGreater(report[key.format(100)], 0, key)
             self.assertIsNone(report[key.format(8192)], key)
         self.assertGreater(report["decode_tps_0"], 0)
+        self.assertTrue(0 <= report["cpu_wait_share"] < 1, report["cpu_wait_share"])
         self.assertGreater(report["verify_ms_0_1"], 0)
         self.assertFalse([k for k in report if k.startswith("draft_") and "_0_" in k])
         self.assertLess(report["verify_ms_per_position_100_3"], report["verify_ms_100_3"])

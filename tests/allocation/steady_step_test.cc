@@ -43,19 +43,19 @@ void* __libc_calloc(size_t count, size_t size);
 void* __libc_realloc(void* p, size_t size);
 void* __libc_memalign(size_t alignment, size_t size);
 
-void* malloc(size_t size) {
+void* malloc(size_t size) noexcept {
   g_num_allocations.fetch_add(1, std::memory_order_relaxed);
   return __libc_malloc(size);
 }
-void* calloc(size_t count, size_t size) {
+void* calloc(size_t count, size_t size) noexcept {
   g_num_allocations.fetch_add(1, std::memory_order_relaxed);
   return __libc_calloc(count, size);
 }
-void* realloc(void* p, size_t size) {
+void* realloc(void* p, size_t size) noexcept {
   g_num_allocations.fetch_add(1, std::memory_order_relaxed);
   return __libc_realloc(p, size);
 }
-void* aligned_alloc(size_t alignment, size_t size) {
+void* aligned_alloc(size_t alignment, size_t size) noexcept {
   g_num_allocations.fetch_add(1, std::memory_order_relaxed);
   return __libc_memalign(alignment, size);
 }
