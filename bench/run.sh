@@ -5,7 +5,8 @@
 #
 # Builds the release preset and llama.cpp first (llama-cpp-python in build/peers, natively, 6
 # minutes or more once). VERICACHE_PEER_PYTHON names a Python that has llama_cpp already;
-# VERICACHE_IK_PYTHON one that has ik_llama_cpp, which is then measured too.
+# VERICACHE_IK_PYTHON one that has ik_llama_cpp, VERICACHE_OPENVINO_PYTHON one that has
+# openvino_genai: these are then measured too.
 set -eu
 
 root=$(cd "$(dirname "$0")/.." && pwd)
@@ -33,6 +34,10 @@ if [ -z "$python" ]; then
     : >"$root/build/peers/installed"
   fi
 fi
-set -- --peer-python "$python" "$@"
+limits=$root/build/release/limits
+"${CXX:-c++}" -std=gnu++20 -O3 -march=native -pthread -o "$limits" "$root/bench/limits.cc"
+set -- --peer-python "$python" --limits "$limits" "$@"
 [ -z "${VERICACHE_IK_PYTHON:-}" ] || set -- --ik-python "$VERICACHE_IK_PYTHON" "$@"
+[ -z "${VERICACHE_OPENVINO_PYTHON:-}" ] ||
+  set -- --openvino-python "$VERICACHE_OPENVINO_PYTHON" "$@"
 exec python3 "$root/bench/run.py" "$@"

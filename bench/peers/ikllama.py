@@ -14,6 +14,16 @@ N_BATCH, N_UBATCH = 2048, 512
 
 C._lib.llama_kv_cache_seq_rm.argtypes = [ctypes.c_void_p, C.llama_seq_id, C.llama_pos, C.llama_pos]
 C._lib.llama_kv_cache_seq_rm.restype = ctypes.c_bool
+C._lib.llama_kv_cache_seq_pos_max.argtypes = [ctypes.c_void_p, C.llama_seq_id]
+C._lib.llama_kv_cache_seq_pos_max.restype = C.llama_pos
+C._lib.llama_get_kv_cache_used_cells.argtypes = [ctypes.c_void_p]
+C._lib.llama_get_kv_cache_used_cells.restype = ctypes.c_int32
+SEQ, FLAGS = C.llama_seq_id, ctypes.c_uint32
+C._lib.llama_state_seq_get_size.argtypes = [ctypes.c_void_p, SEQ, FLAGS]
+C._lib.llama_state_seq_get_size.restype = ctypes.c_size_t
+for state_copy in (C._lib.llama_state_seq_get_data, C._lib.llama_state_seq_set_data):
+    state_copy.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, SEQ, FLAGS]
+    state_copy.restype = ctypes.c_size_t
 C._lib.llama_print_system_info.restype = ctypes.c_char_p
 
 
@@ -48,14 +58,14 @@ class IkLlamaCpp:
             out += piece.raw[:n]
         return out
 
-    def open(self, n_ctx, threads, flash):
+    def open(self, n_ctx, threads, flash, kv="f16"):
         if self.context:
             C.llama_free(self.context)
         p = C.llama_context_default_params()
         p.n_ctx, p.n_batch, p.n_ubatch, p.n_seq_max = n_ctx, N_BATCH, N_UBATCH, 1
         p.n_threads = p.n_threads_batch = threads
         p.flash_attn = flash
-        p.type_k = p.type_v = 1
+        p.type_k = p.type_v = peer.GGML_TYPES[kv]
         self.context = C.llama_init_from_model(self.model, p)
         assert self.context, "no context"
 
@@ -64,6 +74,21 @@ class IkLlamaCpp:
             C.llama_kv_cache_clear(self.context)
         else:
             assert C._lib.llama_kv_cache_seq_rm(self.context, 0, n, -1)
+
+    def depth(self):
+        used = C._lib.llama_get_kv_cache_used_cells(self.context)
+        assert used == C._lib.llama_kv_cache_seq_pos_max(self.context, 0) + 1, used
+        return used
+
+    def get_state(self):
+        data = (ctypes.c_uint8 * C._lib.llama_state_seq_get_size(self.context, 0, 0))()
+        size = C._lib.llama_state_seq_get_data(self.context, data, len(data), 0, 0)
+        return memoryview(data).cast("B")[:size]
+
+    def set_state(self, data):
+        raw = (ctypes.c_uint8 * len(data)).from_buffer(bytearray(data))
+        read = C._lib.llama_state_seq_set_data(self.context, raw, len(data), 0, 0)
+        assert read == len(data), (read, len(data))
 
     def eval(self, ids, pos, all_logits):
         step = N_UBATCH if all_logits else N_BATCH

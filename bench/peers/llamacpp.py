@@ -50,7 +50,7 @@ class LlamaCpp:
         assert n >= 0, n
         return out.raw[:n]
 
-    def open(self, n_ctx, threads, flash):
+    def open(self, n_ctx, threads, flash, kv="f16"):
         if self.context:
             L.llama_free(self.context)
         p = L.llama_context_default_params()
@@ -59,7 +59,7 @@ class LlamaCpp:
         p.flash_attn_type = (
             L.LLAMA_FLASH_ATTN_TYPE_ENABLED if flash else L.LLAMA_FLASH_ATTN_TYPE_DISABLED
         )
-        p.type_k = p.type_v = 1  # GGML_TYPE_F16
+        p.type_k = p.type_v = peer.GGML_TYPES[kv]
         p.offload_kqv = False
         p.no_perf = True
         self.context = L.llama_init_from_model(self.model, p)
@@ -68,6 +68,22 @@ class LlamaCpp:
 
     def truncate(self, n):
         assert L.llama_memory_seq_rm(self.memory, 0, n, -1)
+
+    def depth(self):
+        low, high = (
+            f(self.memory, 0) for f in (L.llama_memory_seq_pos_min, L.llama_memory_seq_pos_max)
+        )
+        assert low <= 0, low  # -1: nothing is held
+        return high + 1
+
+    def get_state(self):
+        data = (ctypes.c_uint8 * L.llama_state_seq_get_size(self.context, 0))()
+        assert L.llama_state_seq_get_data(self.context, data, len(data), 0) == len(data)
+        return memoryview(data).cast("B")
+
+    def set_state(self, data):
+        raw = (ctypes.c_uint8 * len(data)).from_buffer(bytearray(data))
+        assert L.llama_state_seq_set_data(self.context, raw, len(data), 0) == len(data)
 
     def eval(self, ids, pos, all_logits):
         rows = []

@@ -3,12 +3,13 @@
 A peer is an object with
   name, version, system_info     words for the record
   context_length                 what the model was trained for
-  context_length                 what the model was trained for
   tokenize(text) -> ids          no BOS, special-token text stays text
   detokenize(ids) -> bytes
-  open(n_ctx, threads, flash)    a context with f16 KV
+  open(n_ctx, threads, flash, kv)  a context; kv is the type of K and V, f16 unless given
   eval(ids, pos, all_logits)     runs ids at positions pos..; float32 logits [n or 1][vocab]
   truncate(n)                    forgets all positions from n on
+  depth()                        positions that the KV holds, by the engine's own count
+  get_state() -> bytes           the KV of the sequence; set_state(data) puts it back (kvstate.py)
 """
 
 import argparse
@@ -21,6 +22,10 @@ import sys
 import time
 
 import numpy as np
+
+import kvstate
+
+GGML_TYPES = {"f16": 1, "q8_0": 8, "q4_0": 2}
 
 
 def token_hash(ids):
@@ -150,30 +155,74 @@ def speed(peer, ids, args):
     return results
 
 
+def save(peer, path, token):
+    """Writes the KV at hand: a line of JSON, then the engine's state."""
+    data = peer.get_state()
+    head = {"token": token, "cells": kvstate.State(data).cells}
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    with open(f"{path}.{os.getpid()}", "wb") as f:
+        f.write(json.dumps(head).encode() + b"\n")
+        f.write(data)
+    os.replace(f.name, path)
+    return head
+
+
+def load(peer, path, depth):
+    """Puts saved KV back, tiled to `depth` where it is shorter; the engine must hold it all."""
+    with open(path, "rb") as f:
+        head = json.loads(f.readline())
+        data = f.read()
+    if head["cells"] < depth:
+        data = kvstate.tile(data, depth)
+    peer.truncate(0)
+    peer.set_state(data)
+    if peer.depth() != depth or len(peer.get_state()) != len(data):
+        return {"error": f"{peer.depth()} of {depth} positions were taken from the saved state"}
+    return {"token": head["token"], "cells": head["cells"]}
+
+
+def append(peer, ids, pos):
+    """Seconds to prefill `ids` behind `pos` positions, which are all that is kept afterwards."""
+    peer.truncate(pos)
+    start = time.perf_counter()
+    peer.eval(ids, pos, all_logits=False)[-1].argmax()
+    seconds = time.perf_counter() - start
+    depth = peer.depth()
+    peer.truncate(pos)
+    return {"seconds": seconds, "depth": depth}
+
+
+def answer_to(peer, request, threads):
+    op = request["op"]
+    if op == "info":
+        answer = {"name": peer.name, "version": peer.version, "context": peer.context_length}
+        return answer | {"system_info": peer.system_info}
+    if op == "tokenize":
+        return {"ids": peer.tokenize(request["text"].encode())}
+    if op == "detokenize":
+        return {"text": peer.detokenize(request["ids"]).decode("utf-8", "replace")}
+    if op == "open":
+        peer.open(request["n_ctx"], threads, request["flash_attn"], request["kv"])
+        return {}
+    if op == "prefill":
+        seconds, token = prefill(peer, request["ids"])
+        return {"seconds": seconds, "token": token, "depth": peer.depth()}
+    if op == "save":
+        return save(peer, request["path"], request["token"])
+    if op == "load":
+        return load(peer, request["path"], request["depth"])
+    if op == "append":
+        return append(peer, request["ids"], request["pos"])
+    if op == "decode":
+        seconds, tokens = decode(peer, request["token"], request["pos"], request["n"])
+        return {"seconds": seconds, "tokens": tokens, "depth": peer.depth()}
+    return {"error": f"unknown op {op}"}
+
+
 def worker(peer, args):
     """Requests on stdin, answers on stdout, one JSON object a line each; ends at end of file."""
     for line in sys.stdin:
-        request = json.loads(line)
-        op = request["op"]
-        if op == "info":
-            answer = {"name": peer.name, "version": peer.version, "context": peer.context_length}
-            answer |= {"system_info": peer.system_info}
-        elif op == "tokenize":
-            answer = {"ids": peer.tokenize(request["text"].encode())}
-        elif op == "detokenize":
-            answer = {"text": peer.detokenize(request["ids"]).decode("utf-8", "replace")}
-        elif op == "open":
-            peer.open(request["n_ctx"], args.threads, request["flash_attn"])
-            answer = {}
-        elif op == "prefill":
-            seconds, token = prefill(peer, request["ids"])
-            answer = {"seconds": seconds, "token": token}
-        elif op == "decode":
-            seconds, tokens = decode(peer, request["token"], request["pos"], request["n"])
-            answer = {"seconds": seconds, "tokens": tokens}
-        else:
-            answer = {"error": f"unknown op {op}"}
-        print(json.dumps(answer), flush=True)
+        print(json.dumps(answer_to(peer, json.loads(line), args.threads)), flush=True)
 
 
 def golden(peer_type, folder):
