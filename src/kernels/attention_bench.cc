@@ -18,6 +18,8 @@
 #include <vector>
 
 #include "base/aligned_buffer.h"
+#include "base/check.h"
+#include "base/huge_memory.h"
 #include "base/fp_env.h"
 #include "kernels/kernels.h"
 
@@ -103,21 +105,24 @@ double ReadGbps(int num_threads, const AlignedBuffer<uint16_t>& data) {
 // One sequence: `num_heads` KV heads (as if of all layers), each in its own run of blocks.
 struct Context {
   KvShape shape;
-  AlignedBuffer<uint16_t> data;
+  std::shared_ptr<uint8_t[]> memory;  // on huge pages, as the engine's blocks are
   std::vector<const uint16_t*> blocks;
   FullKvView view;
 
   Context(int head_dim, int64_t num_tokens, int num_heads) {
     shape = {.num_layers = 1, .num_kv_heads = num_heads, .head_dim = head_dim};
     const int64_t num_blocks = (num_tokens + 63) / 64;
-    data.Resize(num_blocks * shape.layer_block_values());
+    const size_t num_values = num_blocks * shape.layer_block_values();
+    memory = AllocateHuge(num_values * sizeof(uint16_t));
+    VC_CHECK(memory != nullptr);
+    auto* data = reinterpret_cast<uint16_t*>(memory.get());
     uint32_t state = 1;
-    for (size_t i = 0; i < data.size(); ++i) {  // f16 in +-[0.5, 1)
+    for (size_t i = 0; i < num_values; ++i) {  // f16 in +-[0.5, 1)
       state = state * 1664525u + 1013904223u;
       data[i] = static_cast<uint16_t>(0x3800 | ((state >> 8) & 0x83ff));
     }
     for (int64_t b = 0; b < num_blocks; ++b) {
-      blocks.push_back(data.data() + b * shape.layer_block_values());
+      blocks.push_back(data + b * shape.layer_block_values());
     }
     view = {.blocks = blocks.data(), .shape = shape, .num_tokens = num_tokens};
   }
