@@ -16,7 +16,7 @@ check-all:
 fuzz:
 	scripts/fuzz.sh
 bench:
-	bench/run.sh
+	bench/all.sh
 golden:
 	tests/golden/regenerate.sh
 clean_room:

@@ -2,7 +2,7 @@
 """Records of bench/results as Markdown tables: medians, spread, ratios, growth with depth.
 
 bench/table.py bench/results/FILE.jsonl...    prints them
-bench/table.py --update [DOC...]              writes them between the markers of docs/benchmarks.md
+bench/table.py --update [DOC...]              writes them between the markers of our documents
 bench/table.py --check [DOC...]               fails where a document differs from its records
 
 A marker names the tables (all, if none is named) and the files in bench/results:
@@ -21,7 +21,7 @@ import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "bench/results"
-DOC = ROOT / "docs/benchmarks.md"
+DOCS = [ROOT / "docs/benchmarks.md", ROOT / "docs/why_own_kernels.md"]
 MARKED = re.compile(r"(<!-- table ?([\w,]*): (.+?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 RATES = {
     "prefill_tok_s": "prefill, {} tokens",
@@ -59,7 +59,7 @@ class Run:
 
     def __init__(self, records):
         self.records, self.first = records, records[0]
-        self.engines = list(dict.fromkeys(r["engine"] for r in records))
+        self.engines = list(dict.fromkeys(r.get("engine") for r in records))
 
     def depths(self, rate):
         return sorted({r["depth"] for r in self.records if rate in r})
@@ -181,17 +181,36 @@ def growth_table(run):
     return markdown(["ms a token"] + [f"at {d:,} tokens" for d in depths] + ["growth"], rows)
 
 
+def flips_table(run):
+    """Records of peers/flips.py: one line a model, flash attention and width."""
+    rows = []
+    for record in run.records:
+        for flash, widths in record["flash_attention"].items():
+            for width, found in widths.items():
+                share = found["flips"] / found["positions"]
+                rows.append(
+                    [record["model"], flash, width, f"{found['positions']:,}"]
+                    + [f"{found['positions_with_other_bits']:,}", f"{found['flips']} ({share:.1%})"]
+                    + [f"{found['largest_difference']:.2f}"]
+                    + [f"{found['largest_margin_flipped']:.2f}"]
+                )
+    head = ["model", "flash attention", "tokens a pass", "positions", "with other logits"]
+    return markdown(head + ["other argmax", "largest difference", "largest margin flipped"], rows)
+
+
 TABLES = {
     "caption": caption,
     "prefill": prefill_table,
     "decode": decode_table,
     "ratios": ratio_table,
     "growth": growth_table,
+    "flips": flips_table,
 }
+SPEED = [kind for kind in TABLES if kind != "flips"]  # what is printed unless named
 
 
 def tables(run, kinds=None):
-    return "\n\n".join(TABLES[kind](run) for kind in kinds or TABLES)
+    return "\n\n".join(TABLES[kind](run) for kind in kinds or SPEED)
 
 
 def filled(text, results=RESULTS):
@@ -223,7 +242,7 @@ def main():
             print("\n" + tables(Run(load(path))))
         return
     wrong = 0
-    for path in args.files or [DOC]:
+    for path in args.files or DOCS:
         old = path.read_text(encoding="utf-8")
         if not MARKED.search(old):
             sys.exit(f"{path} holds no table")

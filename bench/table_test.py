@@ -65,6 +65,13 @@ class Tables(unittest.TestCase):
             lines[2], "| vericache, draft off | 100.0 | 200.0 | 2.0x from 512 to 8,192 |"
         )
 
+    def test_flips_are_shares_of_the_positions(self):
+        found = {"positions": 2000, "flips": 10, "positions_with_other_bits": 1990}
+        found |= {"largest_difference": 1.5, "largest_margin_flipped": 0.25}
+        made = table.Run([{"model": "m.gguf", "flash_attention": {"off": {"8": found}}}])
+        want = "| m.gguf | off | 8 | 2,000 | 1,990 | 10 (0.5%) | 1.50 | 0.25 |"
+        self.assertEqual(table.flips_table(made).split("\n")[2], want)
+
     def test_the_caption_tells_of_other_work(self):
         self.assertIn("at most 2% of the CPU", table.caption(self.run_of))
 

@@ -93,6 +93,7 @@ std::unique_ptr<Sequence> Benchmark::Impl::SequenceAt(int64_t depth, int64_t num
   s->max_tokens = engine.info.context_length - s->num_prompt;
   s->spec.enabled = false;
   s->ends_generation = [](TokenId) { return false; };
+  s->rounds.reserve(kMaxDraftLen);
   return s;
 }
 

@@ -10,6 +10,9 @@
 namespace vericache {
 namespace {
 
+// Longer answers pay for a few reallocations of their round records.
+constexpr int64_t kMaxReservedRounds = 4096;
+
 SamplingParams ToParams(const SamplingOptions& o) {
   SamplingParams p;
   p.temperature = o.temperature;
@@ -156,6 +159,9 @@ absl::StatusOr<std::unique_ptr<Sequence>> Engine::Impl::MakeSequence(const Reque
   sequence->tokens = std::move(tokens);
   sequence->num_prompt = num_prompt;
   sequence->max_tokens = std::min(request.max_tokens, info.context_length - num_prompt);
+  // So that a steady step allocates nothing.
+  sequence->tokens.reserve(num_prompt + sequence->max_tokens);
+  sequence->rounds.reserve(std::min(sequence->max_tokens, kMaxReservedRounds));
   sequence->spec = spec;
   if (request.draft_len > 0) sequence->draft_length = DraftLength::Fixed(request.draft_len);
   if (request.ignore_eos) {

@@ -2,6 +2,15 @@
 
 namespace vericache {
 
+void AcceptWalk::Start(absl::Span<const DraftToken> draft, int64_t max_emit) {
+  draft_ = draft;
+  max_emit_ = max_emit;
+  num_accepted_ = 0;
+  emitted_.clear();
+  emitted_.reserve(draft.size() + 1);
+  finish_ = FinishReason::kNone;
+}
+
 bool AcceptWalk::Push(TokenId chosen, bool ends_generation) {
   const size_t row = emitted_.size();
   emitted_.push_back(chosen);

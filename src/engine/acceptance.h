@@ -22,9 +22,12 @@ enum class FinishReason { kNone, kStop, kLength, kError };
 
 class AcceptWalk {
  public:
-  // max_emit: tokens the request may still emit, >= 1. `draft` outlives the walk.
-  AcceptWalk(absl::Span<const DraftToken> draft, int64_t max_emit)
-      : draft_(draft), max_emit_(max_emit) {}
+  AcceptWalk() = default;  // call Start() first
+  AcceptWalk(absl::Span<const DraftToken> draft, int64_t max_emit) { Start(draft, max_emit); }
+
+  // Begins anew; keeps the memory. max_emit: tokens the request may still emit, >= 1. `draft`
+  // outlives the walk.
+  void Start(absl::Span<const DraftToken> draft, int64_t max_emit);
 
   // Takes the full-KV choice of the next row. True if the row after it is needed as well.
   bool Push(TokenId chosen, bool ends_generation);
@@ -36,7 +39,7 @@ class AcceptWalk {
 
  private:
   absl::Span<const DraftToken> draft_;
-  int64_t max_emit_;
+  int64_t max_emit_ = 0;
   int num_accepted_ = 0;
   std::vector<TokenId> emitted_;  // accepted tokens, then correction or bonus
   FinishReason finish_ = FinishReason::kNone;

@@ -8,10 +8,10 @@ namespace vericache {
 namespace {
 
 // All tokens before the next one: emitted, then drafted.
-std::vector<TokenId> HistoryOf(const Sequence& sequence) {
-  std::vector<TokenId> history = sequence.tokens;
-  for (DraftToken token : sequence.drafted) history.push_back(token.id);
-  return history;
+void HistoryOf(const Sequence& sequence, std::vector<TokenId>* history) {
+  history->reserve(sequence.tokens.capacity());  // the answer's room, not a bit more each step
+  history->assign(sequence.tokens.begin(), sequence.tokens.end());
+  for (DraftToken token : sequence.drafted) history->push_back(token.id);
 }
 
 }  // namespace
@@ -23,27 +23,27 @@ void Drafter::Step(absl::Span<Sequence* const> sequences) {
 }
 
 void Drafter::StepPass(absl::Span<Sequence* const> sequences) {
-  std::vector<TokenId> last(sequences.size());
-  std::vector<RowGroup> batch(sequences.size());
+  last_.resize(sequences.size());
+  batch_.assign(sequences.size(), RowGroup());
   for (size_t i = 0; i < sequences.size(); ++i) {
     Sequence& s = *sequences[i];
-    last[i] = s.drafted.empty() ? s.tokens.back() : s.drafted.back().id;
-    batch[i].tokens = absl::MakeConstSpan(&last[i], 1);
-    batch[i].first_pos = static_cast<int64_t>(s.tokens.size() + s.drafted.size()) - 1;
-    batch[i].kv = &*s.draft;
+    last_[i] = s.drafted.empty() ? s.tokens.back() : s.drafted.back().id;
+    batch_[i].tokens = absl::MakeConstSpan(&last_[i], 1);
+    batch_[i].first_pos = static_cast<int64_t>(s.tokens.size() + s.drafted.size()) - 1;
+    batch_[i].kv = &*s.draft;
   }
-  forward_->Run(batch, &hidden_);
+  forward_->Run(batch_, &hidden_);
   logits_.resize(kLogitsRows * model_->config.vocab_size);
   for (size_t begin = 0; begin < sequences.size(); begin += kLogitsRows) {
     const size_t end = std::min(sequences.size(), begin + kLogitsRows);
     forward_->Logits(hidden_, begin, end - begin, logits_.data());
     for (size_t i = begin; i < end; ++i) {
       Sequence& s = *sequences[i];
-      const int64_t pos = batch[i].first_pos + 1;
-      const std::vector<TokenId> history =
-          s.sampler.NeedsHistory() ? HistoryOf(s) : std::vector<TokenId>();
+      const int64_t pos = batch_[i].first_pos + 1;
+      history_.clear();
+      if (s.sampler.NeedsHistory()) HistoryOf(s, &history_);
       const RowChoice choice = s.sampler.Choose(
-          logits_.data() + (i - begin) * model_->config.vocab_size, pos, history, s.num_prompt);
+          logits_.data() + (i - begin) * model_->config.vocab_size, pos, history_, s.num_prompt);
       DraftToken token{choice.bad ? -1 : choice.id};
       if (s.adversary) token = s.adversary(token, pos);
       s.drafted.push_back(token);
@@ -53,14 +53,14 @@ void Drafter::StepPass(absl::Span<Sequence* const> sequences) {
 }
 
 void Drafter::Draft(absl::Span<Sequence* const> sequences, absl::Span<const int> num_tokens) {
-  std::vector<Sequence*> active;
+  active_.clear();
   for (size_t i = 0; i < sequences.size(); ++i) {
     sequences[i]->drafted.clear();
-    if (num_tokens[i] > 0) active.push_back(sequences[i]);
+    if (num_tokens[i] > 0) active_.push_back(sequences[i]);
   }
-  while (!active.empty()) {
-    Step(active);
-    std::erase_if(active, [&](Sequence* s) {
+  while (!active_.empty()) {
+    Step(active_);
+    std::erase_if(active_, [&](Sequence* s) {
       const DraftToken last = s->drafted.back();
       if (last.id < 0 || last.id >= model_->config.vocab_size) {
         s->drafted.pop_back();  // a bad row proposes nothing

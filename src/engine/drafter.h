@@ -29,8 +29,13 @@ class Drafter {
 
   const Model* model_;
   Forward* forward_;
+  // Scratch, kept because a steady step allocates nothing.
   std::vector<float> logits_;
   HiddenRows hidden_;
+  std::vector<TokenId> last_;      // per sequence of a pass: its newest token
+  std::vector<RowGroup> batch_;    // per sequence of a pass
+  std::vector<TokenId> history_;   // of the sequence whose token is chosen
+  std::vector<Sequence*> active_;  // those that draft on
 };
 
 }  // namespace vericache

@@ -24,33 +24,33 @@ int DraftLengthFor(const Sequence& s) {
 }  // namespace
 
 void RoundRunner::Run(absl::Span<Sequence* const> sequences) {
-  std::vector<Sequence*> active, drafting;
-  std::vector<int> lengths;
-  std::vector<std::pair<size_t, size_t>> bytes;  // draft, full
-  std::vector<size_t> num_rounds;
+  active_.clear();
+  drafting_.clear();
+  lengths_.clear();
+  starts_.clear();
   for (Sequence* s : sequences) {
     if (s->done()) continue;
-    active.push_back(s);
-    num_rounds.push_back(s->rounds.size());
-    bytes.emplace_back(s->draft.has_value() ? s->draft->num_bytes() : 0, s->full.num_bytes());
+    active_.push_back(s);
+    starts_.push_back(
+        {s->rounds.size(), s->draft.has_value() ? s->draft->num_bytes() : 0, s->full.num_bytes()});
     if (!s->draft.has_value()) continue;
-    drafting.push_back(s);
-    lengths.push_back(DraftLengthFor(*s));
+    drafting_.push_back(s);
+    lengths_.push_back(DraftLengthFor(*s));
   }
-  if (active.empty()) return;
+  if (active_.empty()) return;
   const int64_t start = NowNs();
-  drafter_.Draft(drafting, lengths);
+  drafter_.Draft(drafting_, lengths_);
   const int64_t drafted = NowNs();
-  verifier_.Verify(active);
+  verifier_.Verify(active_);
   const int64_t verified = NowNs();
-  for (size_t i = 0; i < active.size(); ++i) {
-    Sequence& s = *active[i];
-    if (s.rounds.size() == num_rounds[i]) continue;  // failed without a round
+  for (size_t i = 0; i < active_.size(); ++i) {
+    Sequence& s = *active_[i];
+    if (s.rounds.size() == starts_[i].num_rounds) continue;  // failed without a round
     RoundStats& round = s.rounds.back();
     round.draft_ns = s.draft.has_value() ? drafted - start : 0;
     round.verify_ns = verified - drafted;
-    round.draft_bytes = bytes[i].first;
-    round.full_bytes = bytes[i].second;
+    round.draft_bytes = starts_[i].draft_bytes;
+    round.full_bytes = starts_[i].full_bytes;
     if (s.draft.has_value()) s.draft_length.Update(round.drafted, round.accepted);
   }
 }

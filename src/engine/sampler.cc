@@ -4,7 +4,6 @@
 #include <limits>
 #include <numeric>
 
-#include "absl/container/flat_hash_map.h"
 #include "base/fp_env.h"
 #include "base/text.h"
 #include "engine/philox.h"
@@ -69,11 +68,21 @@ void Sampler::ApplyPenalties(absl::Span<const TokenId> history, int64_t num_prom
   if (params_.repetition_penalty == 1 && params_.presence_penalty == 0 &&
       params_.frequency_penalty == 0)
     return;
-  absl::flat_hash_map<TokenId, int> generated;  // every id seen; the count of generated ones
-  for (int64_t i = 0; i < static_cast<int64_t>(history.size()); ++i)
-    generated[history[i]] += i >= num_prompt ? 1 : 0;
-  for (const auto& [id, count] : generated) {
+  counts_.resize(num_ids_, 0);
+  history_ids_.reserve(num_ids_);
+  history_ids_.clear();
+  for (int64_t i = 0; i < static_cast<int64_t>(history.size()); ++i) {
+    const TokenId id = history[i];
     if (id < 0 || id >= num_ids_) continue;
+    if (counts_[id] == 0) {
+      history_ids_.push_back(id);
+      counts_[id] = 1;
+    }
+    if (i >= num_prompt) ++counts_[id];
+  }
+  for (TokenId id : history_ids_) {
+    const int count = counts_[id] - 1;
+    counts_[id] = 0;
     float z = z_[id];
     z = z > 0 ? z / params_.repetition_penalty : z * params_.repetition_penalty;
     if (count > 0)
@@ -108,23 +117,23 @@ void Sampler::ApplyTopP(std::vector<TokenId>* ids) {
   for (int s = 8; s > 0; s /= 2)
     for (int i = 0; i < s; ++i) lanes[i] += lanes[i + s];
   const double wanted = static_cast<double>(params_.top_p) * lanes[0];
-  std::vector<int32_t> heap(ids->size());  // indices; a heap, because few of them are needed
-  std::iota(heap.begin(), heap.end(), 0);
+  heap_.resize(ids->size());  // a heap, because few of them are needed
+  std::iota(heap_.begin(), heap_.end(), 0);
   const auto worse = [&](int32_t a, int32_t b) {
     const float za = z_[(*ids)[a]], zb = z_[(*ids)[b]];
     return za != zb ? za < zb : a > b;
   };
-  std::make_heap(heap.begin(), heap.end(), worse);
-  std::vector<TokenId> kept;
+  std::make_heap(heap_.begin(), heap_.end(), worse);
+  kept_.clear();
   double sum = 0;
-  while (!heap.empty() && (kept.empty() || sum < wanted)) {
-    std::pop_heap(heap.begin(), heap.end(), worse);
-    kept.push_back((*ids)[heap.back()]);
-    sum += exp_[heap.back()];
-    heap.pop_back();
+  while (!heap_.empty() && (kept_.empty() || sum < wanted)) {
+    std::pop_heap(heap_.begin(), heap_.end(), worse);
+    kept_.push_back((*ids)[heap_.back()]);
+    sum += exp_[heap_.back()];
+    heap_.pop_back();
   }
-  std::sort(kept.begin(), kept.end());
-  *ids = std::move(kept);
+  std::sort(kept_.begin(), kept_.end());
+  ids->assign(kept_.begin(), kept_.end());
 }
 
 void Sampler::ApplyMinP(std::vector<TokenId>* ids) {

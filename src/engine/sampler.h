@@ -74,7 +74,10 @@ class Sampler {
   const KernelTable* kernels_;
   std::vector<float> z_;    // [num_ids] adjusted logits, finite
   std::vector<float> exp_;  // per surviving id: exp(z - max z)
-  std::vector<TokenId> ids_;
+  std::vector<TokenId> ids_, kept_;
+  std::vector<int32_t> heap_;         // indices into ids_
+  std::vector<TokenId> history_ids_;  // distinct ids of the history
+  std::vector<int32_t> counts_;       // [num_ids] of history_ids_: 1 + times generated; else 0
 };
 
 // -log(-log(u)) with u in (0, 1), 24 random bits keyed by its arguments.

@@ -27,10 +27,10 @@ void Verifier::Verify(absl::Span<Sequence* const> sequences) {
   }
 }
 
-void Verifier::VerifyPass(absl::Span<Sequence* const> sequences) {
-  std::vector<Plan> plans;
-  plans.reserve(sequences.size());
-  std::vector<RowGroup> batch;
+// A plan for each sequence whose K/V have room; the others fail alone.
+absl::Span<Verifier::Plan> Verifier::MakePlans(absl::Span<Sequence* const> sequences) {
+  if (plans_.size() < sequences.size()) plans_.resize(sequences.size());
+  size_t num_plans = 0;
   int64_t num_hidden = 0;
   for (Sequence* s : sequences) {
     const int64_t num_rows = static_cast<int64_t>(s->drafted.size()) + 1;
@@ -39,51 +39,57 @@ void Verifier::VerifyPass(absl::Span<Sequence* const> sequences) {
       s->Fail(std::move(status));
       continue;
     }
-    plans.push_back({s,
-                     {s->tokens.back()},
-                     num_hidden,
-                     AcceptWalk(s->drafted, s->max_tokens - s->num_emitted()),
-                     true});
-    for (DraftToken token : s->drafted) plans.back().tokens.push_back(token.id);
+    Plan& plan = plans_[num_plans++];
+    plan.sequence = s;
+    plan.tokens.assign(1, s->tokens.back());
+    for (DraftToken token : s->drafted) plan.tokens.push_back(token.id);
+    plan.first_hidden = num_hidden;
+    plan.walk.Start(s->drafted, s->max_tokens - s->num_emitted());
+    plan.wants_row = true;
     num_hidden += num_rows;
   }
+  return absl::MakeSpan(plans_).first(num_plans);
+}
+
+void Verifier::VerifyPass(absl::Span<Sequence* const> sequences) {
+  const absl::Span<Plan> plans = MakePlans(sequences);
   if (plans.empty()) return;
+  batch_.clear();
   for (Plan& plan : plans) {
     RowGroup group;
     group.tokens = plan.tokens;
     group.first_pos = plan.sequence->full.num_tokens();
     group.kv = &plan.sequence->full;
-    batch.push_back(group);
+    batch_.push_back(group);
   }
-  HiddenRows hidden;
-  forward_->Run(batch, &hidden);
-  Accept(&plans, hidden);
+  forward_->Run(batch_, &hidden_);
+  Accept(plans);
   for (Plan& plan : plans) Commit(&plan);
 }
 
 // Logits are computed from left to right, up to eight rows a sequence at a time, and stop at the
 // first mismatch: most of a long rejected draft never meets the output matrix. A turn takes a
 // bounded number of rows, so that a large batch does not need rows x vocabulary of memory.
-void Verifier::Accept(std::vector<Plan>* plans, const HiddenRows& hidden) {
+void Verifier::Accept(absl::Span<Plan> plans) {
   const int64_t vocab = model_->config.vocab_size, width = model_->config.hidden_size;
   for (;;) {
-    std::vector<std::pair<Plan*, int64_t>> spans;  // plan, rows of this turn
-    std::vector<const float*> rows;
-    for (Plan& plan : *plans) {
+    spans_.clear();
+    rows_.clear();
+    for (Plan& plan : plans) {
       if (!plan.wants_row) continue;
       const int64_t next = plan.walk.next_row();
       const int64_t n =
           std::min<int64_t>(kLogitsRows, static_cast<int64_t>(plan.tokens.size()) - next);
-      if (rows.size() + n > kMaxRowsPerTurn) break;
+      if (rows_.size() + n > kMaxRowsPerTurn) break;
       for (int64_t i = 0; i < n; ++i)
-        rows.push_back(hidden.x.data() + (plan.first_hidden + next + i) * width);
-      spans.emplace_back(&plan, n);
+        rows_.push_back(hidden_.x.data() + (plan.first_hidden + next + i) * width);
+      spans_.emplace_back(&plan, n);
     }
-    if (spans.empty()) return;
-    logits_.resize(rows.size() * vocab);
-    forward_->LogitsOf(rows, logits_.data());
+    if (spans_.empty()) return;
+    logits_.resize(rows_.size() * vocab);
+    forward_->LogitsOf(rows_, logits_.data());
     const float* row = logits_.data();
-    for (auto& [plan, n] : spans) {
+    for (auto& [plan, n] : spans_) {
       for (int64_t i = 0; i < n && plan->wants_row; ++i)
         plan->wants_row = TakeRow(plan, row + i * vocab);
       row += n * vocab;
@@ -94,12 +100,13 @@ void Verifier::Accept(std::vector<Plan>* plans, const HiddenRows& hidden) {
 bool Verifier::TakeRow(Plan* plan, const float* logits) {
   Sequence& s = *plan->sequence;
   const int64_t pos = static_cast<int64_t>(s.tokens.size() + plan->walk.emitted().size());
-  std::vector<TokenId> history;
+  history_.clear();
   if (s.sampler.NeedsHistory()) {
-    history = s.tokens;
-    history.insert(history.end(), plan->walk.emitted().begin(), plan->walk.emitted().end());
+    history_.reserve(s.tokens.capacity());  // the answer's room, not a bit more each step
+    history_.assign(s.tokens.begin(), s.tokens.end());
+    history_.insert(history_.end(), plan->walk.emitted().begin(), plan->walk.emitted().end());
   }
-  const RowChoice choice = s.sampler.Choose(logits, pos, history, s.num_prompt);
+  const RowChoice choice = s.sampler.Choose(logits, pos, history_, s.num_prompt);
   if (choice.bad) {
     s.Fail(NonFiniteLogits(pos));
     return false;

@@ -5,6 +5,7 @@
 // are thrown away with their K/V. Argument: docs/exactness.md; tests: tests/exactness/.
 #pragma once
 
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -29,21 +30,29 @@ class Verifier {
 
  private:
   struct Plan {
-    Sequence* sequence;
+    Sequence* sequence = nullptr;
     std::vector<TokenId> tokens;  // the pending token, then the drafted ones
-    int64_t first_hidden;         // index of row 0 in HiddenRows
+    int64_t first_hidden = 0;     // index of row 0 in HiddenRows
     AcceptWalk walk;
-    bool wants_row;
+    bool wants_row = false;
   };
   void VerifyPass(absl::Span<Sequence* const> sequences);
-  void Accept(std::vector<Plan>* plans, const HiddenRows& hidden);
+  absl::Span<Plan> MakePlans(absl::Span<Sequence* const> sequences);
+  void Accept(absl::Span<Plan> plans);
   bool TakeRow(Plan* plan, const float* logits);
   void Commit(Plan* plan);
 
   const Model* model_;
   Forward* forward_;
   ThreadPool* pool_;
+  // Scratch, kept because a steady step allocates nothing.
   std::vector<float> logits_;
+  HiddenRows hidden_;
+  std::vector<Plan> plans_;  // those of the current pass, then old ones with memory to reuse
+  std::vector<RowGroup> batch_;
+  std::vector<std::pair<Plan*, int64_t>> spans_;  // plan, its rows of this turn of logits
+  std::vector<const float*> rows_;                // of this turn
+  std::vector<TokenId> history_;
 };
 
 }  // namespace vericache

@@ -38,6 +38,14 @@ DraftKv::DraftKv(const KvShape& shape, DraftFormat codec, const KernelTable* ker
       views_(shape.num_kv_heads),
       provisional_(shape.num_layers, 0) {}
 
+// Once: rows that come and go allocate nothing.
+void DraftKv::ReserveScratch(size_t num_threads) {
+  const size_t d = shape_.head_dim;
+  while (scratch_.size() < num_threads)
+    scratch_.push_back({std::vector<uint16_t>(d), std::vector<uint16_t>(d),
+                        std::vector<float>(kDraftGroup * d), std::vector<float>(kDraftGroup * d)});
+}
+
 // tail_k: [group of 16 keys][head_dim][16 keys];
 // tail_v: [group of 16 keys][padded / 16][16 keys][16 channels].
 void DraftKv::PushTail(Head* head, const uint16_t* k, const uint16_t* v) {
@@ -88,13 +96,11 @@ void DraftKv::EncodeGroup(Head* head, const float* k, const float* v) {
 }
 
 // Quantises the oldest 32 tail keys while more than kTailKeys would stay behind them.
-void DraftKv::FoldTail(Head* head) {
+void DraftKv::FoldTail(Head* head, Scratch* scratch) {
   if (codec_ == DraftFormat::kF16) return;
   const int d = shape_.head_dim;
-  std::vector<float> k, v;
+  std::vector<float>&k = scratch->k, &v = scratch->v;
   while (head->num_tail >= kTailKeys + kDraftGroup) {
-    k.resize(static_cast<size_t>(kDraftGroup) * d);
-    v.resize(k.size());
     for (int key = 0; key < kDraftGroup; ++key) {
       const size_t group = key / kKvLanes, lane = key % kKvLanes;
       for (int c = 0; c < d; ++c) {
@@ -147,22 +153,24 @@ void DraftKv::CommitRows(const FullKv& full, int64_t pos_begin, int64_t pos_end,
   Rollback();
   VC_CHECK(pos_begin == num_tokens_);
   num_tokens_ = pos_end;
-  pool->ParallelFor(shape_.num_layers, [&](int64_t layer, int) {
+  ReserveScratch(pool->num_threads());
+  pool->ParallelFor(shape_.num_layers, [&](int64_t layer, int thread) {
     const FullKvView view = full.Committed(static_cast<int>(layer));
-    std::vector<uint16_t> k(shape_.head_dim), v(shape_.head_dim);
+    Scratch& scratch = scratch_[thread];
     for (int h = 0; h < shape_.num_kv_heads; ++h) {
       Head& head = HeadAt(static_cast<int>(layer), h);
       for (int64_t pos = pos_begin; pos < pos_end; ++pos) {
-        ReadFullRow(view, h, pos, k.data(), v.data());
-        PushTail(&head, k.data(), v.data());
+        ReadFullRow(view, h, pos, scratch.k16.data(), scratch.v16.data());
+        PushTail(&head, scratch.k16.data(), scratch.v16.data());
       }
-      FoldTail(&head);
+      FoldTail(&head, &scratch);
     }
   });
 }
 
 void DraftKv::Append(int layer, const float* k, const float* v, int64_t num_rows) {
-  std::vector<uint16_t> k16(shape_.head_dim), v16(shape_.head_dim);
+  ReserveScratch(1);
+  std::vector<uint16_t>&k16 = scratch_[0].k16, &v16 = scratch_[0].v16;
   for (int64_t row = 0; row < num_rows; ++row) {
     for (int h = 0; h < shape_.num_kv_heads; ++h) {
       const size_t src = (row * shape_.num_kv_heads + h) * shape_.head_dim;

@@ -77,10 +77,16 @@ class DraftKv : public KvSource {
     AlignedBuffer<uint16_t> tail_k, tail_v;
   };
   Head& HeadAt(int layer, int kv_head) { return heads_[layer * shape_.num_kv_heads + kv_head]; }
+  // Rows on their way between formats, of one thread.
+  struct Scratch {
+    std::vector<uint16_t> k16, v16;  // [head_dim]
+    std::vector<float> k, v;         // [32 keys][head_dim]
+  };
+  void ReserveScratch(size_t num_threads);
   void PushTail(Head* head, const uint16_t* k, const uint16_t* v);
   void DropTailFront(Head* head, int64_t count);
   void EncodeGroup(Head* head, const float* k, const float* v);
-  void FoldTail(Head* head);
+  void FoldTail(Head* head, Scratch* scratch);
   void RebuildHead(const FullKv& full, int layer, int kv_head, absl::Span<const int32_t> kept);
 
   KvShape shape_;
@@ -89,6 +95,7 @@ class DraftKv : public KvSource {
   int64_t num_tokens_ = 0;
   std::vector<Head> heads_;
   std::vector<DraftHeadView> views_;  // [num_kv_heads] of the layer asked for last
+  std::vector<Scratch> scratch_;      // per thread
   std::vector<int64_t> provisional_;  // [num_layers] rows appended since the last commit
 };
 

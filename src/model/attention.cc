@@ -52,6 +52,19 @@ AttnState Attention::StateAt(float* base, int64_t flat_rows) const {
   return state;
 }
 
+// Scratch for the longest draft KV, on every thread: which thread takes which tile is chance, and
+// a steady step allocates nothing. Rounded up, because drafts grow by a key a step.
+void Attention::ReserveDraftScratch(absl::Span<const AttentionJob> jobs) {
+  int64_t num_keys = 0;
+  for (const AttentionJob& job : jobs)
+    for (const DraftHeadView& head : job.kv.draft) num_keys = std::max(num_keys, head.num_keys());
+  if (num_keys == 0) return;
+  const size_t floats = std::max<size_t>(
+      AttnScratchFloats(config_.head_dim),
+      DraftScratchFloats(heads_per_kv_, RoundUp(num_keys, kSegmentTokens), config_.head_dim));
+  for (Scratch& s : scratch_) s.work.Resize(floats);
+}
+
 void Attention::PlanTiles(absl::Span<const AttentionJob> jobs) {
   tiles_.clear();
   combines_.clear();
@@ -74,16 +87,16 @@ void Attention::PlanTiles(absl::Span<const AttentionJob> jobs) {
       static_cast<int64_t>(tiles_.size()) >= enough)
     return;
   // Few tiles, long context (decoding): every segment becomes a task of its own.
-  std::vector<Tile> whole;
-  whole.swap(tiles_);
+  whole_.assign(tiles_.begin(), tiles_.end());
+  tiles_.clear();
   size_t floats = 0;
-  for (const Tile& tile : whole)
+  for (const Tile& tile : whole_)
     if (tile.job->kv.kind == KvView::Kind::kFull)
       floats += tile.segment_end *
                 RoundUp(StateFloats((tile.row_end - tile.row_begin) * heads_per_kv_), 16);
   partials_.Resize(floats);
   float* next = partials_.data();
-  for (Tile& tile : whole) {
+  for (Tile& tile : whole_) {
     if (tile.job->kv.kind == KvView::Kind::kDraft || tile.segment_end == 1) {
       tiles_.push_back(tile);
       continue;
@@ -158,9 +171,6 @@ void Attention::CombineTile(const Tile& tile, Scratch* scratch) {
 
 void Attention::RunDraft(const Tile& tile, Scratch* scratch) {
   const DraftHeadView& view = tile.job->kv.draft[tile.kv_head];
-  scratch->work.Resize(
-      std::max<size_t>(AttnScratchFloats(config_.head_dim),
-                       DraftScratchFloats(heads_per_kv_, view.num_keys(), config_.head_dim)));
   const AttnRows rows = LoadQueries(tile, scratch);
   const int64_t group = static_cast<int64_t>(heads_per_kv_) * config_.head_dim;
   kernels_->attend_draft(view, rows.q, heads_per_kv_, tile.job->out + tile.kv_head * group,
@@ -168,6 +178,7 @@ void Attention::RunDraft(const Tile& tile, Scratch* scratch) {
 }
 
 void Attention::Run(absl::Span<const AttentionJob> jobs) {
+  ReserveDraftScratch(jobs);
   PlanTiles(jobs);
   pool_->ParallelFor(tiles_.size(), [&](int64_t task, int thread) {
     const Tile& tile = tiles_[task];

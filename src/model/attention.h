@@ -45,6 +45,7 @@ class Attention {
   };
   int64_t StateFloats(int64_t flat_rows) const;
   AttnState StateAt(float* base, int64_t flat_rows) const;
+  void ReserveDraftScratch(absl::Span<const AttentionJob> jobs);
   void PlanTiles(absl::Span<const AttentionJob> jobs);
   void RunTile(const Tile& tile, Scratch* scratch);
   void CombineTile(const Tile& tile, Scratch* scratch);
@@ -59,6 +60,7 @@ class Attention {
   const int64_t padded_dim_;
   const float q_scale_;  // 1 / sqrt(head_dim) in fp32
   std::vector<Tile> tiles_, combines_;
+  std::vector<Tile> whole_;  // tiles_ before they were cut into segments
   std::vector<Scratch> scratch_;
   AlignedBuffer<float> partials_;
 };
