@@ -82,7 +82,7 @@ class Report:
             ]
             for label, values in rates.items():
                 ratio = f"{statistics.median(values) / max(peers):5.2f}x" if peers else ""
-                print(f"  {label:32} {spread(values):32} {ratio}")
+                print(f"  {label:34} {spread(values):32} {ratio}")
         if self.busiest > BUSY:
             print(
                 f"\nOther work took up to {self.busiest:.0%} of the CPU: the peers wait by "
