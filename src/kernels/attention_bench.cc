@@ -14,11 +14,14 @@
 #include <cstring>
 #include <ctime>
 #include <functional>
+#include <memory>
 #include <thread>
 #include <vector>
 
 #include "base/aligned_buffer.h"
+#include "base/check.h"
 #include "base/fp_env.h"
+#include "base/huge_memory.h"
 #include "kernels/kernels.h"
 
 namespace vericache {
@@ -83,11 +86,39 @@ double PeakGflops(int num_threads) {
   return num_threads * kRounds * 12 * 16.0 / s / 1e9;
 }
 
+// One sequence: `num_heads` KV heads (as if of all layers), each in its own run of blocks.
+struct Context {
+  KvShape shape;
+  std::shared_ptr<uint8_t[]> memory;  // on huge pages, as the engine's blocks are
+  size_t num_bytes;
+  std::vector<const uint16_t*> blocks;
+  FullKvView view;
+
+  Context(int head_dim, int64_t num_tokens, int num_heads) {
+    shape = {.num_layers = 1, .num_kv_heads = num_heads, .head_dim = head_dim};
+    const int64_t num_blocks = (num_tokens + 63) / 64;
+    const size_t num_values = num_blocks * shape.layer_block_values();
+    num_bytes = num_values * sizeof(uint16_t);
+    memory = AllocateHuge(num_bytes);
+    VC_CHECK(memory != nullptr);
+    auto* data = reinterpret_cast<uint16_t*>(memory.get());
+    uint32_t state = 1;
+    for (size_t i = 0; i < num_values; ++i) {  // f16 in +-[0.5, 1)
+      state = state * 1664525u + 1013904223u;
+      data[i] = static_cast<uint16_t>(0x3800 | ((state >> 8) & 0x83ff));
+    }
+    for (int64_t b = 0; b < num_blocks; ++b) {
+      blocks.push_back(data + b * shape.layer_block_values());
+    }
+    view = {.blocks = blocks.data(), .shape = shape, .num_tokens = num_tokens};
+  }
+};
+
 uint64_t g_sink;
 
-double ReadGbps(int num_threads, const AlignedBuffer<uint16_t>& data) {
-  const size_t words = data.size() / 4;
-  const uint64_t* p = reinterpret_cast<const uint64_t*>(data.data());
+double ReadGbps(int num_threads, const Context& context) {
+  const size_t words = context.num_bytes / 8;
+  const uint64_t* p = reinterpret_cast<const uint64_t*>(context.memory.get());
   std::vector<uint64_t> sums(num_threads * 8);
   const double s = Timed(num_threads, [&](int t) {
     uint64_t sum[8] = {};
@@ -99,29 +130,6 @@ double ReadGbps(int num_threads, const AlignedBuffer<uint16_t>& data) {
   for (uint64_t x : sums) g_sink += x;
   return static_cast<double>(words) * 8 / s / 1e9;
 }
-
-// One sequence: `num_heads` KV heads (as if of all layers), each in its own run of blocks.
-struct Context {
-  KvShape shape;
-  AlignedBuffer<uint16_t> data;
-  std::vector<const uint16_t*> blocks;
-  FullKvView view;
-
-  Context(int head_dim, int64_t num_tokens, int num_heads) {
-    shape = {.num_layers = 1, .num_kv_heads = num_heads, .head_dim = head_dim};
-    const int64_t num_blocks = (num_tokens + 63) / 64;
-    data.Resize(num_blocks * shape.layer_block_values());
-    uint32_t state = 1;
-    for (size_t i = 0; i < data.size(); ++i) {  // f16 in +-[0.5, 1)
-      state = state * 1664525u + 1013904223u;
-      data[i] = static_cast<uint16_t>(0x3800 | ((state >> 8) & 0x83ff));
-    }
-    for (int64_t b = 0; b < num_blocks; ++b) {
-      blocks.push_back(data.data() + b * shape.layer_block_values());
-    }
-    view = {.blocks = blocks.data(), .shape = shape, .num_tokens = num_tokens};
-  }
-};
 
 struct Worker {
   AlignedBuffer<float> scratch, states[2], out;
@@ -273,8 +281,7 @@ void BenchShape(const KernelTable& table, int heads_per_kv, int head_dim, int re
     const int num_heads = static_cast<int>(std::max<int64_t>(2, (64 << 20) / bytes_per_head));
     const Context c(head_dim, keys, num_heads);
     if (keys == 32768) {
-      std::printf("plain read: %.1f GB/s on 1 thread, %.1f on 2\n", ReadGbps(1, c.data),
-                  ReadGbps(2, c.data));
+      std::printf("plain read: %.1f GB/s on 1 thread, %.1f on 2\n", ReadGbps(1, c), ReadGbps(2, c));
     }
     for (const int64_t m : {1, 8, 32}) {
       BenchFull(table, c, {heads_per_kv, head_dim, keys, m}, repetitions);

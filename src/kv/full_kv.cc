@@ -4,16 +4,51 @@
 #include <cstring>
 
 #include "base/check.h"
+#include "base/huge_memory.h"
 #include "base/status_macros.h"
 #include "base/text.h"
 #include "base/types.h"
 
 namespace vericache {
 
+namespace {
+
+// Below this, blocks lie in ordinary memory: models so small do not care about page sizes.
+constexpr size_t kHugeBlockBytes = size_t{256} << 10;
+
+// Blocks allocated together, so that they fill huge pages with as little waste as possible.
+int64_t BlocksPerSlab(size_t block_bytes) {
+#if defined(__SANITIZE_ADDRESS__)
+  return 1;  // a red zone around every block finds more
+#endif
+  if (block_bytes < kHugeBlockBytes) return 1;
+  int64_t best = 1;
+  double least = 2.0;
+  for (int64_t n = 1; n <= 8; ++n) {
+    const size_t bytes = n * block_bytes;
+    const double ratio = static_cast<double>(RoundUp(bytes, kHugePage)) / bytes;
+    if (ratio < least) {
+      least = ratio;
+      best = n;
+    }
+  }
+  return best;
+}
+
+std::shared_ptr<uint8_t[]> AllocateZeroed(size_t bytes) {
+  auto* data = static_cast<uint8_t*>(std::aligned_alloc(64, bytes));
+  if (data == nullptr) return nullptr;
+  std::memset(data, 0, bytes);
+  return {data, [](uint8_t* p) { std::free(p); }};
+}
+
+}  // namespace
+
 FullKv::FullKv(const KvShape& shape, const KernelTable* kernels)
     : shape_(shape),
       kernels_(kernels),
       block_values_(shape.layer_block_values() * shape.num_layers),
+      slab_blocks_(BlocksPerSlab(block_stride())),
       row_(shape.head_dim) {}
 
 FullKv FullKv::Fork(int64_t num_tokens) const {
@@ -27,14 +62,20 @@ FullKv FullKv::Fork(int64_t num_tokens) const {
 }
 
 absl::Status FullKv::AddBlock() {
-  const size_t bytes = RoundUp(block_values_ * sizeof(uint16_t), 64);
-  auto* data = static_cast<uint16_t*>(std::aligned_alloc(64, bytes));
-  if (data == nullptr)
-    return absl::ResourceExhaustedError(StrCat("no memory for a KV block of ", bytes,
-                                               " bytes at position ", num_blocks() * kBlockTokens));
-  std::memset(data, 0, bytes);
-  blocks_.emplace_back(data, [](uint16_t* p) { std::free(p); });
-  block_pointers_.push_back(data);
+  if (slab_left_ == 0) {
+    const size_t bytes = slab_blocks_ * block_stride();
+    slab_ = slab_blocks_ > 1 ? AllocateHuge(bytes) : AllocateZeroed(bytes);
+    if (slab_ == nullptr)
+      return absl::ResourceExhaustedError(StrCat(
+          "no memory for ", bytes, " bytes of KV at position ", num_blocks() * kBlockTokens));
+    slab_left_ = slab_blocks_;
+  }
+  uint8_t* data = slab_.get() + (slab_blocks_ - slab_left_) * block_stride();
+  --slab_left_;
+  // A block keeps its slab alive.
+  blocks_.emplace_back(slab_, reinterpret_cast<uint16_t*>(data));
+  block_pointers_.push_back(blocks_.back().get());
+  if (slab_left_ == 0) slab_.reset();
   return absl::OkStatus();
 }
 

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "base/types.h"
 #include "kernels/kernels.h"
 #include "kernels/kv_view.h"
 
@@ -55,10 +56,15 @@ class FullKv : public KvSource {
   void Commit(int64_t num_rows);
 
   absl::Status AddBlock();
+  // Bytes from one block of a slab to the next.
+  size_t block_stride() const { return RoundUp(block_values_ * sizeof(uint16_t), 64); }
 
   KvShape shape_;
   const KernelTable* kernels_;
   size_t block_values_;  // f16 values of all layers of one block
+  int64_t slab_blocks_;  // blocks of one allocation
+  std::shared_ptr<uint8_t[]> slab_;
+  int64_t slab_left_ = 0;  // blocks of slab_ not yet used
   std::vector<std::shared_ptr<uint16_t[]>> blocks_;
   std::vector<const uint16_t*> block_pointers_;  // what views point to
   int64_t num_tokens_ = 0;

@@ -14,7 +14,9 @@ namespace {
 
 // Activation rows a thread multiplies by one group of weight rows before it moves on: their int8
 // codes should stay in the level-2 cache.
-constexpr int64_t kRowBlock = 64;
+constexpr int64_t kRowBlock = 96;
+// Outputs of the smallest piece of a matrix handed to a thread.
+constexpr int64_t kPieceOutputs = 2 * kOutTile;
 // Rows of element-wise work per task.
 constexpr int64_t kRowsPerTask = 4;
 
@@ -132,6 +134,23 @@ Activations Forward::ActsOf(ActFormat format, const float* x, int64_t cols,
   return acts;
 }
 
+// Pieces shrink towards the end, so that all threads end together although each begins with long
+// streams of weights. The largest keeps its weights within level 2.
+void Forward::PlanPieces(int64_t total_outputs, absl::Span<const MatmulJob> jobs) {
+  pieces_.clear();
+  int64_t left = total_outputs;
+  for (const MatmulJob& job : jobs) {
+    for (int64_t begin = 0; begin < job.w->rows;) {
+      const int64_t size = std::clamp<int64_t>(
+          RoundUp(left / (4 * pool_->num_threads()), kPieceOutputs), kPieceOutputs, 256);
+      const int64_t end = std::min(job.w->rows, begin + size);
+      pieces_.push_back({&job, begin, end});
+      left -= end - begin;
+      begin = end;
+    }
+  }
+}
+
 // All matrices that share one input run in one region: fewer barriers, better balance.
 void Forward::MatmulAll(const float* x, int64_t cols, int64_t num_rows,
                         absl::Span<const MatmulJob> jobs) {
@@ -141,16 +160,10 @@ void Forward::MatmulAll(const float* x, int64_t cols, int64_t num_rows,
     QuantizeFor(x, cols, num_rows, ActFormatOf(job.w->type));
     total_outputs += job.w->rows;
   }
-  // About eight hand-outs a thread balance the load; weights of a task stay within level 2.
-  const int64_t chunk = std::clamp<int64_t>(
-      RoundUp(total_outputs / (8 * pool_->num_threads()), kOutTile), kOutTile, 256);
-  int64_t num_tasks = 0;
-  for (const MatmulJob& job : jobs) num_tasks += CeilDiv(job.w->rows, chunk);
-  pool_->ParallelFor(num_tasks, [&](int64_t task, int) {
-    const MatmulJob* job = jobs.data();
-    while (task >= CeilDiv(job->w->rows, chunk)) task -= CeilDiv((job++)->w->rows, chunk);
-    const int64_t out_begin = task * chunk;
-    const int64_t out_end = std::min(job->w->rows, out_begin + chunk);
+  PlanPieces(total_outputs, jobs);
+  pool_->ParallelFor(pieces_.size(), [&](int64_t task, int) {
+    const MatmulJob* job = pieces_[task].job;
+    const int64_t out_begin = pieces_[task].out_begin, out_end = pieces_[task].out_end;
     const ActFormat format = ActFormatOf(job->w->type);
     for (int64_t row = 0; row < num_rows; row += kRowBlock) {
       const int64_t rows = std::min(kRowBlock, num_rows - row);

@@ -75,6 +75,11 @@ class Forward {
     float* y;  // [rows][w->rows]
     const float* bias = nullptr;
   };
+  // Outputs [out_begin, out_end) of a job: what a thread takes at once.
+  struct Piece {
+    const MatmulJob* job;
+    int64_t out_begin, out_end;
+  };
   // Activations of one matrix input in every format its weights want.
   struct ActCache {
     AlignedBuffer<int8_t> q32, q256;
@@ -87,6 +92,7 @@ class Forward {
   void Embed(absl::Span<const RowGroup> batch);
   void NormRows(const float* x, const float* w, int64_t num_rows, float* y);
   void MatmulAll(const float* x, int64_t cols, int64_t num_rows, absl::Span<const MatmulJob> jobs);
+  void PlanPieces(int64_t total_outputs, absl::Span<const MatmulJob> jobs);
   void QuantizeFor(const float* x, int64_t cols, int64_t num_rows, ActFormat format);
   Activations ActsOf(ActFormat format, const float* x, int64_t cols, int64_t first_row) const;
   void AttentionBlock(int layer, absl::Span<const RowGroup> batch, int64_t num_rows);
@@ -99,6 +105,7 @@ class Forward {
   Rope rope_;
   Attention attention_;
   std::vector<AttentionJob> attention_jobs_;
+  std::vector<Piece> pieces_;
   AlignedBuffer<float> x_;          // [rows][hidden_size], the residual stream
   AlignedBuffer<float> normed_;     // [rows][hidden_size]
   AlignedBuffer<float> q_, k_, v_;  // [rows][heads * head_dim]

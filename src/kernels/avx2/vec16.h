@@ -116,6 +116,14 @@ VC_INLINE void LoadNibbles(const uint8_t* p, Vec16* low, Vec16* high) {
            _mm256_cvtepi32_ps(_mm256_srli_epi32(b, 4))};
 }
 
+// scale * code + min for the nibbles of 16 bytes: the low ones, then the high ones.
+VC_INLINE void DecodeNibbles(const uint8_t* p, float scale, float min, Vec16* low, Vec16* high) {
+  Vec16 a, b;
+  LoadNibbles(p, &a, &b);
+  *low = Fma(Set(scale), a, Set(min));
+  *high = Fma(Set(scale), b, Set(min));
+}
+
 // The contract's tree: lane[i] += lane[i + s] for s = 8, 4, 2, 1.
 VC_INLINE float LaneTree(Vec16 v) {
   const __m256 eight = _mm256_add_ps(v.lo, v.hi);

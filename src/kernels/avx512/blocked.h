@@ -5,12 +5,10 @@
 // lane: sums are exact without care. Q5_0, Q6_K and Q8_0 have signed weights code - offset; their
 // sums start at -offset * (sum of the activations), which the activations bring along.
 //
-// Up to twelve rows meet the packed weights of sixteen outputs directly. With more, weights of two
-// tiles x 512 columns are unpacked once to bytes in the first-level cache and meet six rows at a
-// time: one broadcast then serves two multiplications, which 512-bit loads (one a cycle on Zen 4)
-// would otherwise hold up. Either way 12 integer sums and 12 chains fill the registers. Each
-// output's FMA chain runs over k in order: parked in y between two column chunks, which changes no
-// bit.
+// Weights are unpacked in registers, beside the multiplications and on other execution ports, which
+// is faster than bytes unpacked once for all rows. Six rows of two tiles of sixteen outputs, or
+// twelve of one, fill the registers: 12 integer sums, 12 chains, weights. Each output's FMA chain
+// runs over k in order: parked in y between two column chunks, which changes no bit.
 #pragma once
 
 #include "kernels/avx2/weights.h"
@@ -21,13 +19,14 @@ namespace {
 using avx2::kTileRows;
 using avx2::MatmulArgs;
 
-// Rows of a pass over packed weights, and of one over two unpacked tiles.
-constexpr int kStreamRows = 12;
+// Rows of a pass over one tile, and over two side by side.
+constexpr int kMaxRows = 12;
 constexpr int kPairRows = 6;
-// A pass over packed weights takes whole rows of weights, up to this many columns.
-constexpr int kStreamCols = 9216;
-// With more rows: activations of a chunk stay in the second-level cache.
-constexpr int kChunkCols = 512;
+// With so few rows a pass takes whole rows of weights, up to so many columns: one stream.
+constexpr int kNarrowRows = 12;
+constexpr int kNarrowCols = 9216;
+// With more, weights of a chunk stay in the first-level cache, activations in the second.
+constexpr int kChunkCols = 1024;
 constexpr int kChunkRows = 192;
 
 inline __m512i Load512(const void* p) { return _mm512_loadu_si512(p); }
@@ -140,9 +139,9 @@ inline void Fetch(const uint8_t* p) {
   for (int64_t i = 0; i < kBytes; i += 64) __builtin_prefetch(p + i, 0, 2);
 }
 
-// Format: kBlock, kSumBlock (values per entry of Activations::sums), kTileBytes, Prepare, Unpack,
-// and Pass<kRows, kTiles, Source> over kTiles sources side by side. Two sources of codes exist:
-// Format::Packed reads the matrix, Format::Tile was unpacked from it.
+// Format: kBlock, kSumBlock (values per entry of Activations::sums), kTileBytes, Packed (the codes
+// of a tile, `ahead` the bytes between them and what to fetch meanwhile, 0 for nothing), Prepare
+// and Pass<kRows, kTiles> over kTiles tiles side by side.
 //
 // Runs f.operator()<R>() for R = rows.
 template <int kMax, typename F>
@@ -195,62 +194,52 @@ ActChunk Prepared(const Activations& x, int64_t row, int64_t k, int rows, int co
   return chunk;
 }
 
-// At most kStreamRows rows, straight from the packed weights.
-template <class Format>
-void StreamRows(const MatmulArgs& args) {
-  alignas(64) uint32_t prep[kStreamRows * kStreamCols / Format::kSumBlock];
-  const int rows = static_cast<int>(args.num_rows);
-  const int64_t row_blocks = args.x.cols / Format::kBlock;
-  for (int64_t k = 0; k < args.x.cols; k += kStreamCols) {
-    const int64_t left = args.x.cols - k;
-    const int cols = static_cast<int>(left < kStreamCols ? left : kStreamCols);
-    const ActChunk x = Prepared<Format>(args.x, 0, k, rows, cols, prep);
-    WithPassRows<kStreamRows>(rows, [&]<int R>() {
-      for (int64_t o = args.out_begin; o < args.out_end; o += kTileRows) {
-        const int64_t block = o / kTileRows * row_blocks + k / Format::kBlock;
-        const typename Format::Packed source{args.w.data + block * Format::kTileBytes};
-        Format::template Pass<R, 1>(&source, cols / Format::kBlock, x,
-                                    OutputsOf(args, 0, o, k == 0));
-      }
-    });
-  }
+// One pass of kRows rows over kTiles tiles from `data` on.
+template <class Format, int kRows, int kTiles>
+inline void RunPass(const uint8_t* data, int64_t stride, int64_t ahead, int64_t num_blocks,
+                    const ActChunk& x, const OutChunk& out) {
+  typename Format::Packed source[kTiles];
+  for (int g = 0; g < kTiles; ++g) source[g] = {data + g * stride, ahead};
+  Format::template Pass<kRows, kTiles>(source, num_blocks, x, out);
 }
 
-// All rows of x against kTiles unpacked tiles, in passes of nearly equal size.
-template <class Format, int kTiles>
-void RunTiles(const typename Format::Tile* tiles, int64_t num_blocks, ActChunk x, OutChunk out,
-              int rows) {
-  for (int passes = (rows + kPairRows - 1) / kPairRows; passes > 0; --passes) {
+// All rows of x against kTiles tiles, in passes of nearly equal size. The first one fetches what
+// comes next.
+template <class Format, int kMax, int kTiles>
+void RunTiles(const uint8_t* data, int64_t stride, int64_t ahead, int64_t num_blocks, ActChunk x,
+              OutChunk out, int rows) {
+  for (int passes = (rows + kMax - 1) / kMax; passes > 0; --passes) {
     const int n = (rows + passes - 1) / passes;
-    WithPassRows<kPairRows>(
-        n, [&]<int R>() { Format::template Pass<R, kTiles>(tiles, num_blocks, x, out); });
+    WithPassRows<kMax>(
+        n, [&]<int R>() { RunPass<Format, R, kTiles>(data, stride, ahead, num_blocks, x, out); });
     x = x.Skip(n);
     out = out.Skip(n);
     rows -= n;
+    ahead = 0;
   }
 }
 
-// Any number of rows up to kChunkRows, through unpacked tiles.
-template <class Format>
-void UnpackedRows(const MatmulArgs& args, int64_t row, int rows) {
-  alignas(64) uint32_t prep[kChunkRows * kChunkCols / Format::kSumBlock];
-  alignas(64) typename Format::Tile tiles[2];
+template <class Format, int kRowsMax, int kColsMax, bool kPairs>
+void BlockedRows(const MatmulArgs& args, int64_t row, int rows) {
+  alignas(64) uint32_t prep[kRowsMax * kColsMax / Format::kSumBlock];
   const int64_t row_blocks = args.x.cols / Format::kBlock;
-  for (int64_t k = 0; k < args.x.cols; k += kChunkCols) {
-    const int cols = static_cast<int>(args.x.cols - k < kChunkCols ? args.x.cols - k : kChunkCols);
+  const int64_t stride = row_blocks * Format::kTileBytes;
+  for (int64_t k = 0; k < args.x.cols; k += kColsMax) {
+    const int64_t left = args.x.cols - k;
+    const int cols = static_cast<int>(left < kColsMax ? left : kColsMax);
     const int num_blocks = cols / Format::kBlock;
     const ActChunk x = Prepared<Format>(args.x, row, k, rows, cols, prep);
-    for (int64_t o = args.out_begin; o < args.out_end; o += 2 * kTileRows) {
+    for (int64_t o = args.out_begin; o < args.out_end;) {
       const int64_t block = o / kTileRows * row_blocks + k / Format::kBlock;
-      const uint8_t* src = args.w.data + block * Format::kTileBytes;
-      const int64_t stride = row_blocks * Format::kTileBytes;
+      const uint8_t* data = args.w.data + block * Format::kTileBytes;
       const OutChunk out = OutputsOf(args, row, o, k == 0);
-      Format::Unpack(src, num_blocks, 2 * stride, &tiles[0]);
-      if (o + kTileRows < args.out_end) {
-        Format::Unpack(src + stride, num_blocks, 2 * stride, &tiles[1]);
-        RunTiles<Format, 2>(tiles, num_blocks, x, out, rows);
+      if (kPairs && o + kTileRows < args.out_end) {
+        RunTiles<Format, kPairRows, 2>(data, stride, 2 * stride, num_blocks, x, out, rows);
+        o += 2 * kTileRows;
       } else {
-        RunTiles<Format, 1>(tiles, num_blocks, x, out, rows);
+        RunTiles<Format, kMaxRows, 1>(data, stride, kPairs ? stride : Format::kAhead, num_blocks, x,
+                                      out, rows);
+        o += kTileRows;
       }
     }
   }
@@ -258,10 +247,14 @@ void UnpackedRows(const MatmulArgs& args, int64_t row, int rows) {
 
 template <class Format>
 void BlockedMatmul(const MatmulArgs& args) {
-  if (args.num_rows <= kStreamRows) return StreamRows<Format>(args);
-  for (int64_t row = 0; row < args.num_rows; row += kChunkRows) {
-    const int64_t left = args.num_rows - row;
-    UnpackedRows<Format>(args, row, static_cast<int>(left < kChunkRows ? left : kChunkRows));
+  const int num_rows = static_cast<int>(args.num_rows);
+  if (num_rows <= kNarrowRows) {
+    return BlockedRows<Format, kNarrowRows, kNarrowCols, false>(args, 0, num_rows);
+  }
+  for (int row = 0; row < num_rows; row += kChunkRows) {
+    const int left = num_rows - row;
+    BlockedRows<Format, kChunkRows, kChunkCols, true>(args, row,
+                                                      left < kChunkRows ? left : kChunkRows);
   }
 }
 

@@ -46,9 +46,9 @@ void FloatMatmul(const MatmulArgs& args) {
     const float* x = args.x.f32;
     for (int64_t r = 0, left = args.num_rows; left > 0;) {
       // Passes of nearly equal size: a chain's latency hides behind the others'.
-      const int64_t passes = (left + kStreamRows - 1) / kStreamRows;
+      const int64_t passes = (left + kMaxRows - 1) / kMaxRows;
       const int n = static_cast<int>((left + passes - 1) / passes);
-      WithPassRows<kStreamRows>(n, [&]<int R>() {
+      WithPassRows<kMaxRows>(n, [&]<int R>() {
         FloatRows<kType, R>(tile, cols, x + r * cols, y + r * args.ldy, args.ldy, lanes);
       });
       r += n;

@@ -5,8 +5,6 @@
 namespace vericache::avx512 {
 namespace {
 
-constexpr int kChunkBlocks = kChunkCols / 256;
-
 // s[m] += (scales of sub-block j of block b) * t[m].
 template <int kRows, int kTiles, class Source>
 inline void AddScaled(const Source* source, int64_t b, int j, const __m512i t[kRows][kTiles],
@@ -34,8 +32,10 @@ inline void AddBlockOf(const Source* source, const ActChunk& x, int64_t b,
 struct FormatQ4_K {
   static constexpr int kBlock = 256, kSumBlock = 16;
   static constexpr int64_t kTileBytes = avx2::kBytesQ4_K;
+  static constexpr int64_t kAhead = 4096;
   struct Packed {
     const uint8_t* data;
+    int64_t ahead;
     const uint8_t* At(int64_t b) const { return data + b * kTileBytes; }
     // K group i of sub-block j.
     __m512i Vector(int64_t b, int j, int i) const {
@@ -52,38 +52,10 @@ struct FormatQ4_K {
     }
     __m512 D(int64_t b) const { return LoadHalf16(At(b) + 2304); }
     __m512 DMin(int64_t b) const { return LoadHalf16(At(b) + 2336); }
-    void Ahead(int64_t b, int j) const { Fetch<kTileBytes / 8>(At(b) + 4096 + kTileBytes / 8 * j); }
-  };
-  struct Tile {
-    uint8_t codes[kChunkBlocks][8][8][64];  // [block][sub-block][k group][16 rows x 4 k]
-    int32_t scale[kChunkBlocks][8][16];
-    int16_t min[kChunkBlocks][4][32];  // sub-blocks 2j and 2j + 1 of each row
-    float d[kChunkBlocks][16];
-    float dmin[kChunkBlocks][16];
-    __m512i Vector(int64_t b, int j, int i) const { return Load512(codes[b][j][i]); }
-    __m512i Scale(int64_t b, int j) const { return Load512(scale[b][j]); }
-    __m512i Mins(int64_t b, int j) const { return Load512(min[b][j]); }
-    __m512 D(int64_t b) const { return _mm512_load_ps(d[b]); }
-    __m512 DMin(int64_t b) const { return _mm512_load_ps(dmin[b]); }
-    void Ahead(int64_t, int) const {}
-  };
-  [[gnu::noinline]] static void Unpack(const uint8_t* src, int64_t num_blocks, int64_t next,
-                                       Tile* tile) {
-    const Packed packed{src};
-    for (int64_t b = 0; b < num_blocks; ++b) {
-      Fetch<kTileBytes>(src + next + b * kTileBytes);
-      for (int j = 0; j < 8; ++j) {
-#pragma GCC unroll 8
-        for (int i = 0; i < 8; ++i) {
-          _mm512_store_si512(tile->codes[b][j][i], packed.Vector(b, j, i));
-        }
-        _mm512_store_si512(tile->scale[b][j], packed.Scale(b, j));
-      }
-      for (int j = 0; j < 4; ++j) _mm512_store_si512(tile->min[b][j], packed.Mins(b, j));
-      _mm512_store_ps(tile->d[b], packed.D(b));
-      _mm512_store_ps(tile->dmin[b], packed.DMin(b));
+    void Ahead(int64_t b, int j) const {
+      if (ahead != 0) Fetch<kTileBytes / 8>(At(b) + ahead + kTileBytes / 8 * j);
     }
-  }
+  };
   // Words 0 to 3 of a block (of 16): the activation sums of sub-blocks 2j and 2j + 1.
   static void Prepare(const int16_t* sums, int64_t n, uint32_t* prep) {
     for (int64_t b = 0; b < n; b += 16) {
@@ -122,7 +94,7 @@ struct FormatQ4_K {
       __m512i s[kRows][kTiles];
       Zero<kRows, kTiles>(s);
       for (int j = 0; j < 8; ++j) {
-        source[0].Ahead(b, j);
+        for (int g = 0; g < kTiles; ++g) source[g].Ahead(b, j);
         __m512i t[kRows][kTiles];
         Zero<kRows, kTiles>(t);
 #pragma GCC unroll 8
@@ -146,8 +118,10 @@ struct FormatQ4_K {
 struct FormatQ6_K {
   static constexpr int kBlock = 256, kSumBlock = 16;
   static constexpr int64_t kTileBytes = avx2::kBytesQ6_K;
+  static constexpr int64_t kAhead = 8192;
   struct Packed {
     const uint8_t* data;
+    int64_t ahead;
     const uint8_t* At(int64_t b) const { return data + b * kTileBytes; }
     // K group i of sub-block 2 * pair + u (of 16 values): low nibbles (u = 0) or high ones, and
     // two bits.
@@ -166,36 +140,9 @@ struct FormatQ6_K {
     }
     __m512 D(int64_t b) const { return LoadHalf16(At(b) + 3328); }
     void Ahead(int64_t b, int pair) const {
-      Fetch<kTileBytes / 8>(At(b) + 8192 + kTileBytes / 8 * pair);
+      if (ahead != 0) Fetch<kTileBytes / 8>(At(b) + ahead + kTileBytes / 8 * pair);
     }
   };
-  struct Tile {
-    uint8_t codes[kChunkBlocks][16][4][64];  // [block][sub-block][k group][16 rows x 4 k]
-    int32_t scale[kChunkBlocks][16][16];
-    float d[kChunkBlocks][16];
-    __m512i Vector(int64_t b, int pair, int u, int i) const {
-      return Load512(codes[b][2 * pair + u][i]);
-    }
-    __m512i Scale(int64_t b, int j) const { return Load512(scale[b][j]); }
-    __m512 D(int64_t b) const { return _mm512_load_ps(d[b]); }
-    void Ahead(int64_t, int) const {}
-  };
-  [[gnu::noinline]] static void Unpack(const uint8_t* src, int64_t num_blocks, int64_t next,
-                                       Tile* tile) {
-    const Packed packed{src};
-    for (int64_t b = 0; b < num_blocks; ++b) {
-      Fetch<kTileBytes>(src + next + b * kTileBytes);
-      for (int pair = 0; pair < 8; ++pair) {
-#pragma GCC unroll 8
-        for (int i = 0; i < 8; ++i) {
-          _mm512_store_si512(tile->codes[b][2 * pair + i / 4][i % 4],
-                             packed.Vector(b, pair, i / 4, i % 4));
-        }
-      }
-      for (int j = 0; j < 16; ++j) _mm512_store_si512(tile->scale[b][j], packed.Scale(b, j));
-      _mm512_store_ps(tile->d[b], packed.D(b));
-    }
-  }
   static void Prepare(const int16_t* sums, int64_t n, uint32_t* prep) {
     for (int64_t j = 0; j < n; ++j) prep[j] = static_cast<uint32_t>(-32 * sums[j]);
   }
@@ -208,7 +155,7 @@ struct FormatQ6_K {
       __m512i s[kRows][kTiles];
       Zero<kRows, kTiles>(s);
       for (int pair = 0; pair < 8; ++pair) {
-        source[0].Ahead(b, pair);
+        for (int g = 0; g < kTiles; ++g) source[g].Ahead(b, pair);
 #pragma GCC unroll 2
         for (int u = 0; u < 2; ++u) {
           __m512i t[kRows][kTiles];

@@ -5,34 +5,18 @@
 namespace vericache::avx512 {
 namespace {
 
-constexpr int kChunkBlocks = kChunkCols / 32;
-
-// Packed weights of one tile: k group i of block b, its scales and (Q4_1) minima.
+// Packed weights of one tile: scales and (Q4_1) minima of block b.
 template <int64_t kTileBytes, int64_t kScaleOffset>
 struct PackedBlocks {
   const uint8_t* data;
+  int64_t ahead;
   const uint8_t* At(int64_t b) const { return data + b * kTileBytes; }
   __m512 Scale(int64_t b) const { return LoadHalf16(At(b) + kScaleOffset); }
   __m512 Min(int64_t b) const { return LoadHalf16(At(b) + kScaleOffset + 32); }
-  void Ahead(int64_t b) const { Fetch<kTileBytes>(At(b) + 4096); }
+  void Ahead(int64_t b) const {
+    if (ahead != 0) Fetch<kTileBytes>(At(b) + ahead);
+  }
 };
-
-// Unpacked codes of a tile, as every format of 32 has them.
-struct TileCodes {
-  uint8_t codes[kChunkBlocks][8][64];  // [block][k group][16 rows x 4 k]
-  float d[kChunkBlocks][16];
-
-  __m512i Vector(int64_t b, int i) const { return Load512(codes[b][i]); }
-  __m512 Scale(int64_t b) const { return _mm512_load_ps(d[b]); }
-  void Ahead(int64_t) const {}
-};
-
-template <class Packed>
-inline void UnpackCodes(const Packed& src, int64_t b, TileCodes* tile) {
-#pragma GCC unroll 8
-  for (int i = 0; i < 8; ++i) _mm512_store_si512(tile->codes[b][i], src.Vector(b, i));
-  _mm512_store_ps(tile->d[b], src.Scale(b));
-}
 
 // t[m] += block b of the sources times its activations. Vectors i and i + 4 share their bytes.
 template <int kRows, int kTiles, class Source>
@@ -65,7 +49,7 @@ struct OffsetPass {
     __m512 acc[kRows][kTiles];
     LoadAcc<kRows, kTiles>(out, acc);
     for (int64_t b = 0; b < num_blocks; ++b) {
-      source[0].Ahead(b);
+      for (int g = 0; g < kTiles; ++g) source[g].Ahead(b);
       __m512i t[kRows][kTiles];
       Begin<kRows, kTiles>(x, b, t);
       AddProducts<kRows, kTiles>(source, x, b, t);
@@ -80,7 +64,7 @@ struct OffsetPass {
 struct FormatQ5_0 : OffsetPass<16> {
   static constexpr int kBlock = 32, kSumBlock = 32;
   static constexpr int64_t kTileBytes = avx2::kBytesQ5_0;
-  using Tile = TileCodes;
+  static constexpr int64_t kAhead = 4096;
   struct Packed : PackedBlocks<kTileBytes, 320> {
     __m512i Vector(int64_t b, int i) const {
       const __m512i nibbles = Load512(At(b) + 64 * (i % 4));
@@ -94,55 +78,29 @@ struct FormatQ5_0 : OffsetPass<16> {
                                        _mm512_set1_epi8(15), fifth, 0xea);
     }
   };
-  [[gnu::noinline]] static void Unpack(const uint8_t* src, int64_t num_blocks, int64_t next,
-                                       Tile* tile) {
-    for (int64_t b = 0; b < num_blocks; ++b) {
-      Fetch<kTileBytes>(src + next + b * kTileBytes);
-      UnpackCodes(Packed{{src}}, b, tile);
-    }
-  }
 };
 
 struct FormatQ8_0 : OffsetPass<128> {
   static constexpr int kBlock = 32, kSumBlock = 32;
   static constexpr int64_t kTileBytes = avx2::kBytesQ8_0;
-  using Tile = TileCodes;
+  static constexpr int64_t kAhead = 4096;
   struct Packed : PackedBlocks<kTileBytes, 512> {
     __m512i Vector(int64_t b, int i) const {  // w + 128, unsigned
       return _mm512_xor_si512(Load512(At(b) + 64 * i), _mm512_set1_epi8(-128));
     }
   };
-  [[gnu::noinline]] static void Unpack(const uint8_t* src, int64_t num_blocks, int64_t next,
-                                       Tile* tile) {
-    for (int64_t b = 0; b < num_blocks; ++b) {
-      Fetch<kTileBytes>(src + next + b * kTileBytes);
-      UnpackCodes(Packed{{src}}, b, tile);
-    }
-  }
 };
 
 struct FormatQ4_1 {
   static constexpr int kBlock = 32, kSumBlock = 32;
   static constexpr int64_t kTileBytes = avx2::kBytesQ4_1;
+  static constexpr int64_t kAhead = 4096;
   struct Packed : PackedBlocks<kTileBytes, 256> {
     __m512i Vector(int64_t b, int i) const {
       const __m512i nibbles = Load512(At(b) + 64 * (i % 4));
       return i < 4 ? LowNibbles(nibbles) : HighNibbles(nibbles);
     }
   };
-  struct Tile : TileCodes {
-    float m[kChunkBlocks][16];
-    __m512 Min(int64_t b) const { return _mm512_load_ps(m[b]); }
-  };
-  [[gnu::noinline]] static void Unpack(const uint8_t* src, int64_t num_blocks, int64_t next,
-                                       Tile* tile) {
-    const Packed packed{{src}};
-    for (int64_t b = 0; b < num_blocks; ++b) {
-      Fetch<kTileBytes>(src + next + b * kTileBytes);
-      UnpackCodes(packed, b, tile);
-      _mm512_store_ps(tile->m[b], packed.Min(b));
-    }
-  }
   // float(B) of each block.
   static void Prepare(const int16_t* sums, int64_t n, uint32_t* prep) {
     for (int64_t b = 0; b < n; ++b) {
@@ -172,7 +130,7 @@ struct FormatQ4_1 {
     __m512 acc[kRows][kTiles];
     LoadAcc<kRows, kTiles>(out, acc);
     for (int64_t b = 0; b < num_blocks; ++b) {
-      source[0].Ahead(b);
+      for (int g = 0; g < kTiles; ++g) source[g].Ahead(b);
       __m512i t[kRows][kTiles];
       Zero<kRows, kTiles>(t);
       AddProducts<kRows, kTiles>(source, x, b, t);

@@ -66,15 +66,19 @@ VC_INLINE void StoreF16Saturated(Vec16 v, uint16_t* p) {
                       _mm512_cvtps_ph(v.v, _MM_FROUND_TO_NEAREST_INT));
 }
 
-// Unsigned bytes and nibbles to fp32, exactly.
+// Unsigned bytes to fp32, exactly.
 VC_INLINE __m512i WidenBytes(const uint8_t* p) {  // 16 bytes
   return _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
 }
 VC_INLINE Vec16 LoadBytes(const uint8_t* p) { return {_mm512_cvtepi32_ps(WidenBytes(p))}; }
-VC_INLINE void LoadNibbles(const uint8_t* p, Vec16* low, Vec16* high) {
+// scale * code + min for the nibbles of 16 bytes: the low ones, then the high ones. All 16 values
+// fit a register; a permutation looks at the low four bits of its indices only.
+VC_INLINE void DecodeNibbles(const uint8_t* p, float scale, float min, Vec16* low, Vec16* high) {
+  const __m512 codes = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+  const __m512 values = _mm512_fmadd_ps(_mm512_set1_ps(scale), codes, _mm512_set1_ps(min));
   const __m512i bytes = WidenBytes(p);
-  *low = {_mm512_cvtepi32_ps(_mm512_and_si512(bytes, _mm512_set1_epi32(15)))};
-  *high = {_mm512_cvtepi32_ps(_mm512_srli_epi32(bytes, 4))};
+  *low = {_mm512_permutexvar_ps(bytes, values)};
+  *high = {_mm512_permutexvar_ps(_mm512_srli_epi32(bytes, 4), values)};
 }
 
 // The contract's tree: lane[i] += lane[i + s] for s = 8, 4, 2, 1.

@@ -1,5 +1,6 @@
 // Attention over draft KV (order: scalar/draft_attention.cc). Each group of 32 keys is turned into
-// fp32 once, in the layout of full KV, and shared by all query heads through the same tiles.
+// fp32 once for all query heads: in registers where they suffice, else in the layout of full KV and
+// through its tiles.
 #include "kernels/scalar/scalar_math.h"
 #include "kernels/table_parts.h"
 #include "kernels/vec/attention_tiles.h"
@@ -37,19 +38,24 @@ void WidenScales(const uint16_t* scale, const uint16_t* min, int64_t n, float* d
 
 // Codes i of 32 to fp32: 0 to 15 into `low`, the others into `high`.
 template <DraftFormat kFormat>
-VC_INLINE void Dequantize32(const uint8_t* data, int64_t i, float scale, float min, float* low,
-                            float* high) {
+VC_INLINE void Decode32(const uint8_t* data, int64_t i, float scale, float min, Vec16* low,
+                        Vec16* high) {
   constexpr int64_t kBytes = kFormat == DraftFormat::kInt8 ? 32 : 16;
   __builtin_prefetch(data + i * kBytes + 4096, 0, 2);
-  Vec16 a, b;
   if constexpr (kFormat == DraftFormat::kInt8) {
-    a = LoadBytes(data + i * kBytes);
-    b = LoadBytes(data + i * kBytes + 16);
+    *low = Fma(Set(scale), LoadBytes(data + i * kBytes), Set(min));
+    *high = Fma(Set(scale), LoadBytes(data + i * kBytes + 16), Set(min));
   } else {
-    LoadNibbles(data + i * kBytes, &a, &b);
+    DecodeNibbles(data + i * kBytes, scale, min, low, high);
   }
-  Store(Fma(Set(scale), a, Set(min)), low);
-  Store(Fma(Set(scale), b, Set(min)), high);
+}
+template <DraftFormat kFormat>
+VC_INLINE void Dequantize32(const uint8_t* data, int64_t i, float scale, float min, float* low,
+                            float* high) {
+  Vec16 a, b;
+  Decode32<kFormat>(data, i, scale, min, &a, &b);
+  Store(a, low);
+  Store(b, high);
 }
 
 // One group of keys as [2][head_dim][16].
@@ -82,6 +88,65 @@ void DequantizeValues(const Draft& a, int64_t group) {
   }
 }
 
+// With registers for all heads and two vectors of keys or channels, codes are decoded where they
+// are used, beside the multiplications, and no copy is made.
+VC_INLINE bool DecodesInPlace(const Draft& a) {
+  return kManyRegisters && a.num_heads <= kMaxTileRows;
+}
+
+// Scores of R heads over one group of keys.
+template <int R, DraftFormat kFormat>
+VC_NOINLINE void ScoreCodes(const Draft& a, int64_t group) {
+  const int64_t n = a.head_dim;
+  const float* scale = a.scales;
+  Vec16 acc[R][2];
+  for (int r = 0; r < R; ++r) acc[r][0] = acc[r][1] = Zero();
+  for (int64_t d = 0; d < n; ++d) {
+    Vec16 low, high;
+    Decode32<kFormat>(a.kv->k_data, group * n + d, scale[d], scale[n + d], &low, &high);
+    for (int r = 0; r < R; ++r) {
+      const Vec16 x = Set(a.q[r * n + d]);
+      acc[r][0] = Fma(x, low, acc[r][0]);
+      acc[r][1] = Fma(x, high, acc[r][1]);
+    }
+  }
+  float* s = a.p + group * kDraftGroup;
+  for (int r = 0; r < R; ++r) {
+    Store(Mul(acc[r][0], Set(kLog2E)), s + r * a.ldp);
+    Store(Mul(acc[r][1], Set(kLog2E)), s + r * a.ldp + 16);
+  }
+}
+
+// Adds one group of values to R heads.
+template <int R, DraftFormat kFormat>
+VC_NOINLINE void AddCodes(const Draft& a, int64_t group) {
+  const int64_t parts = a.head_dim / 32;
+  const int64_t n = kDraftGroup * parts;
+  const float* p = a.p + group * kDraftGroup;
+  for (int64_t c = 0; c < parts; ++c) {
+    float* out = a.acc + 32 * c;
+    Vec16 acc[R][2];
+    for (int r = 0; r < R; ++r) {
+      acc[r][0] = Load(out + r * a.padded);
+      acc[r][1] = Load(out + r * a.padded + 16);
+    }
+    for (int64_t j = 0; j < kDraftGroup; ++j) {
+      const int64_t i = j * parts + c;
+      Vec16 low, high;
+      Decode32<kFormat>(a.kv->v_data, group * n + i, a.scales[i], a.scales[n + i], &low, &high);
+      for (int r = 0; r < R; ++r) {
+        const Vec16 x = Set(p[r * a.ldp + j]);
+        acc[r][0] = Fma(x, low, acc[r][0]);
+        acc[r][1] = Fma(x, high, acc[r][1]);
+      }
+    }
+    for (int r = 0; r < R; ++r) {
+      Store(acc[r][0], out + r * a.padded);
+      Store(acc[r][1], out + r * a.padded + 16);
+    }
+  }
+}
+
 // The next f16 groups, to be fetched while these are read; behind the end nothing is loaded.
 VC_INLINE F16Source Halves(const uint16_t* data) { return {data, data + 4096}; }
 
@@ -100,16 +165,33 @@ void ScoreHalves(const Draft& a, const uint16_t* k, int64_t key, int64_t num_gro
             [](int64_t, int64_t) {});
 }
 
+template <DraftFormat kFormat>
+void ScoreGroups(const Draft& a) {
+  if (!DecodesInPlace(a)) {
+    for (int64_t g = 0; g < a.kv->num_groups; ++g) {
+      DequantizeKeys<kFormat>(a, g);
+      ScoreCopied(a, g * kDraftGroup);
+    }
+    return;
+  }
+  if constexpr (kManyRegisters) {
+    WithTileRows(static_cast<int>(a.num_heads), [&]<int R>() {
+      const int64_t n = a.head_dim;
+      for (int64_t g = 0; g < a.kv->num_groups; ++g) {
+        WidenScales(a.kv->k_scale + g * n, a.kv->k_min + g * n, n, a.scales);
+        ScoreCodes<R, kFormat>(a, g);
+      }
+    });
+  }
+}
+
 void Scores(const Draft& a) {
   const DraftHeadView& kv = *a.kv;
   if (kv.k_format == DraftFormat::kF16) {
     ScoreHalves(a, reinterpret_cast<const uint16_t*>(kv.k_data), 0, 2 * kv.num_groups);
   } else {
-    for (int64_t g = 0; g < kv.num_groups; ++g) {
-      kv.k_format == DraftFormat::kInt8 ? DequantizeKeys<DraftFormat::kInt8>(a, g)
-                                        : DequantizeKeys<DraftFormat::kInt4>(a, g);
-      ScoreCopied(a, g * kDraftGroup);
-    }
+    kv.k_format == DraftFormat::kInt8 ? ScoreGroups<DraftFormat::kInt8>(a)
+                                      : ScoreGroups<DraftFormat::kInt4>(a);
   }
   ScoreHalves(a, kv.tail_k, kv.num_groups * kDraftGroup, (kv.num_tail + 15) / 16);
 }
@@ -161,17 +243,36 @@ void AddHalves(const Draft& a, const uint16_t* v, int64_t key, int64_t stored, i
             a.acc, a.copy);
 }
 
-void Values(const Draft& a) {
-  const DraftHeadView& kv = *a.kv;
-  const uint16_t* halves = reinterpret_cast<const uint16_t*>(kv.v_data);
-  for (int64_t g = 0; g < kv.num_groups; ++g) {
-    if (kv.v_format == DraftFormat::kF16) {
-      AddHalves(a, halves + g * a.padded * kDraftGroup, g * kDraftGroup, kDraftGroup, kDraftGroup);
-    } else {
-      kv.v_format == DraftFormat::kInt8 ? DequantizeValues<DraftFormat::kInt8>(a, g)
-                                        : DequantizeValues<DraftFormat::kInt4>(a, g);
+template <DraftFormat kFormat>
+void AddGroups(const Draft& a) {
+  if (!DecodesInPlace(a)) {
+    for (int64_t g = 0; g < a.kv->num_groups; ++g) {
+      DequantizeValues<kFormat>(a, g);
       AddCopied(a, g * kDraftGroup);
     }
+    return;
+  }
+  if constexpr (kManyRegisters) {
+    WithTileRows(static_cast<int>(a.num_heads), [&]<int R>() {
+      const int64_t n = a.head_dim / 32 * kDraftGroup;
+      for (int64_t g = 0; g < a.kv->num_groups; ++g) {
+        WidenScales(a.kv->v_scale + g * n, a.kv->v_min + g * n, n, a.scales);
+        AddCodes<R, kFormat>(a, g);
+      }
+    });
+  }
+}
+
+void Values(const Draft& a) {
+  const DraftHeadView& kv = *a.kv;
+  if (kv.v_format == DraftFormat::kF16) {
+    const uint16_t* halves = reinterpret_cast<const uint16_t*>(kv.v_data);
+    for (int64_t g = 0; g < kv.num_groups; ++g) {
+      AddHalves(a, halves + g * a.padded * kDraftGroup, g * kDraftGroup, kDraftGroup, kDraftGroup);
+    }
+  } else {
+    kv.v_format == DraftFormat::kInt8 ? AddGroups<DraftFormat::kInt8>(a)
+                                      : AddGroups<DraftFormat::kInt4>(a);
   }
   for (int64_t t = 0; t < kv.num_tail; t += 16) {
     const int64_t valid = kv.num_tail - t < 16 ? kv.num_tail - t : 16;
