@@ -122,7 +122,7 @@ bool Verifier::TakeRow(Plan* plan, const float* logits) {
 // The exact rows of emitted tokens enter the draft KV: behind what it has, or in a new choice by
 // the queries that just passed by (acceptance.md: the largest single effect on run lengths).
 void Verifier::CommitDraft(Sequence* s, int64_t pos_begin, int64_t pos_end) {
-  if (!s->spec.reselects() || !s->queries.has_value())
+  if (!s->spec.reselects() || !s->queries.has_value() || s->done())
     return s->draft->CommitRows(s->full, pos_begin, pos_end, pool_);
   const QueryRows queries = s->queries->Take(s->full.num_tokens());
   Reselect(s, queries, model_->kernels, pool_);
@@ -135,7 +135,6 @@ void Verifier::Commit(Plan* plan) {
   const int64_t num_rows = static_cast<int64_t>(emitted.size());
   const int64_t pos = s.full.num_tokens();
   s.full.Commit(num_rows);
-  if (s.draft.has_value()) CommitDraft(&s, pos, pos + num_rows);
   RoundStats& round = s.rounds.emplace_back();
   round.drafted = static_cast<int>(s.drafted.size());
   round.accepted = plan->walk.num_accepted();
@@ -143,6 +142,7 @@ void Verifier::Commit(Plan* plan) {
   s.tokens.insert(s.tokens.end(), emitted.begin(), emitted.end());
   s.drafted.clear();
   if (s.finish == FinishReason::kNone) s.finish = plan->walk.finish();
+  if (s.draft.has_value()) CommitDraft(&s, pos, pos + num_rows);
 }
 
 }  // namespace vericache
