@@ -40,7 +40,7 @@ struct Request {
 
   int64_t max_tokens = 256;
   SamplingOptions sampling;
-  std::string draft = "snapkv:0.25+int4";  // draft spec, or "off"
+  std::string draft = "verify:0.25+int4";  // draft spec, or "off"
   int draft_len = 0;                       // tokens drafted a round; 0: auto
   bool ignore_eos = false;                 // go on until max_tokens (benchmarks)
 };

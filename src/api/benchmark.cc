@@ -125,7 +125,7 @@ absl::StatusOr<DraftKv*> Benchmark::Impl::DraftKvOf(int64_t depth, DraftSpec spe
   const auto found = draft_kvs.find(key);
   if (found != draft_kvs.end()) return &found->second;
   // There are no queries to vote; as many keys are kept as the votes would keep.
-  if (spec.selector == SelectorKind::kSnapKv) spec.selector = SelectorKind::kSink;
+  if (spec.uses_queries()) spec.selector = SelectorKind::kSink;
   const FullKv prefix = full.Fork(depth);
   SelectInput input;
   input.full = &prefix;

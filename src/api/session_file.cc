@@ -1,6 +1,6 @@
 // Session files: full KV, draft KV and token ids of a conversation.
 //
-//   "VCSESS01" | u64 header bytes | header | token ids (i32) | full blocks (f16) | draft bytes |
+//   "VCSESS02" | u64 header bytes | header | token ids (i32) | full blocks (f16) | draft bytes |
 //   SHA-256 over everything before it
 // The header is a list of length-prefixed strings: model digest, tokenizer digest, contract, KV
 // shape, number of tokens, draft spec, draft bytes. A file is written beside its place and renamed,
@@ -23,7 +23,7 @@
 namespace vericache {
 namespace {
 
-constexpr std::string_view kMagic = "VCSESS01";
+constexpr std::string_view kMagic = "VCSESS02";
 constexpr size_t kMaxHeaderBytes = 1 << 16;
 
 void AppendField(std::string_view field, std::string* out) {

@@ -322,13 +322,13 @@ class Inspect(CliTest):
         full, *drafts = row["kv"]
         self.assertEqual((full["draft"], full["kv_bytes"], full["num_requests"]),
                          ("off", 2048 * 128, 4))
-        quarter = next(fit for fit in drafts if fit["draft"] == "snapkv:0.25+int4")
+        quarter = next(fit for fit in drafts if fit["draft"] == "verify:0.25+int4")
         self.assertLessEqual(quarter["kept_fraction"], 0.25)
         self.assertGreaterEqual(quarter["num_requests"], 16)
 
     def test_table(self):
         text = self.ok("inspect", LLAMA, "--memory", "1MiB", "--ctx", 1024).out
-        for part in ("128 B a token", "20 F32", "snapkv:0.25+int4", "8 (128.0 KiB)",
+        for part in ("128 B a token", "20 F32", "verify:0.25+int4", "8 (128.0 KiB)",
                      "tokenizer.ggml.model = gpt2", "1.0 MiB"):
             self.assertIn(part, text)
         self.fails(2, "inspect", LLAMA, "--memory", "lots", says=["--memory", "8GiB"])

@@ -20,8 +20,8 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr const char* kSpecs[] = {"int8", "int4", "snapkv:0.25", "snapkv:0.25+int4",
-                                  "snapkv:0.1+int4"};
+constexpr const char* kSpecs[] = {"int8", "int4", "verify:0.25", "verify:0.25+int4",
+                                  "verify:0.1+int4"};
 constexpr int64_t kContexts[] = {4096, 8192, 32768};
 
 struct InspectOptions {

@@ -1,7 +1,6 @@
 #include "engine/prefill.h"
 
 #include <algorithm>
-#include <memory>
 
 #include "base/check.h"
 #include "base/status_macros.h"
@@ -48,6 +47,16 @@ absl::Status Prefill::ComputeRows(Sequence* sequence, const PrefillOptions& opti
   return ForEachChunk(sequence, options, last_pos, observer, last, [](int64_t) { return true; });
 }
 
+void Reselect(Sequence* sequence, const QueryRows& queries, const KernelTable* kernels,
+              ThreadPool* pool) {
+  SelectInput input;
+  input.full = &sequence->full;
+  input.queries = &queries;
+  input.kernels = kernels;
+  input.pool = pool;
+  sequence->draft->Rebuild(sequence->full, SelectPositions(sequence->spec, input), pool);
+}
+
 void Prefill::BuildDraft(Sequence* sequence, const QueryRows& queries) {
   // A session's draft is extended by the exact new rows where there are too few new queries to
   // choose anew: a short turn would vote worse than the long prompt did.
@@ -56,13 +65,8 @@ void Prefill::BuildDraft(Sequence* sequence, const QueryRows& queries) {
                                 sequence->full.num_tokens(), pool_);
     return;
   }
-  SelectInput input;
-  input.full = &sequence->full;
-  input.queries = &queries;
-  input.kernels = model_->kernels;
-  input.pool = pool_;
   sequence->draft.emplace(model_->config.kv_shape(), sequence->spec.codec, model_->kernels);
-  sequence->draft->Rebuild(sequence->full, SelectPositions(sequence->spec, input), pool_);
+  Reselect(sequence, queries, model_->kernels, pool_);
 }
 
 void Prefill::EmitFirst(Sequence* sequence, const HiddenRows& last) {
@@ -86,10 +90,13 @@ absl::Status Prefill::Run(Sequence* sequence, const PrefillOptions& options) {
   VC_CHECK(sequence->full.num_tokens() < static_cast<int64_t>(sequence->tokens.size()));
   VC_CHECK(sequence->num_prompt == static_cast<int64_t>(sequence->tokens.size()));
   const int window = QueryRowsWanted(sequence->spec);
-  std::unique_ptr<QueryWindow> queries;
-  if (window > 0) queries = std::make_unique<QueryWindow>(model_->config, window);
+  if (window > 0) {
+    sequence->queries.emplace(model_->config, window,
+                              sequence->spec.reselects() ? sequence->draft_length.max() : 0);
+  }
   HiddenRows last;
-  VC_RETURN_IF_ERROR(ComputeRows(sequence, options, queries.get(), &last));
+  VC_RETURN_IF_ERROR(ComputeRows(
+      sequence, options, sequence->queries.has_value() ? &*sequence->queries : nullptr, &last));
   if (sequence->max_tokens <= 0) {
     sequence->finish = FinishReason::kLength;
   } else {
@@ -97,7 +104,8 @@ absl::Status Prefill::Run(Sequence* sequence, const PrefillOptions& options) {
   }
   // A session's draft must go on standing for all of its rows, even if the answer ends here.
   if (sequence->spec.enabled && (!sequence->done() || sequence->draft.has_value()))
-    BuildDraft(sequence, queries != nullptr ? queries->Take() : QueryRows());
+    BuildDraft(sequence, sequence->queries.has_value() ? sequence->queries->Take() : QueryRows());
+  if (!sequence->spec.reselects()) sequence->queries.reset();
   return absl::OkStatus();
 }
 

@@ -12,6 +12,10 @@
 
 namespace vericache {
 
+// Chooses anew what the draft KV keeps, by `queries`, and makes it from the full KV.
+void Reselect(Sequence* sequence, const QueryRows& queries, const KernelTable* kernels,
+              ThreadPool* pool);
+
 struct PrefillOptions {
   int64_t chunk_rows = 512;  // rows of one pass; any value gives the same bits
   // done and total prompt tokens, after each chunk. False stops the prefill (kCancelled).

@@ -4,31 +4,36 @@
 
 namespace vericache {
 
-QueryWindow::QueryWindow(const ModelConfig& config, int num_rows)
+QueryWindow::QueryWindow(const ModelConfig& config, int num_rows, int max_rejected)
     : num_rows_(num_rows),
       num_heads_(config.num_heads),
       row_floats_(static_cast<int64_t>(config.num_heads) * config.head_dim),
-      ring_(config.num_layers, std::vector<float>(num_rows * row_floats_)) {}
+      num_slots_(num_rows + max_rejected),
+      ring_(config.num_layers, std::vector<float>(num_slots_ * row_floats_)) {}
 
 void QueryWindow::OnLayer(const LayerRows& rows) {
-  const int64_t begin = std::max<int64_t>(0, rows.num_rows - num_rows_);
+  const int64_t begin = std::max<int64_t>(0, rows.num_rows - num_slots_);
   for (int64_t row = begin; row < rows.num_rows; ++row)
     std::copy_n(rows.q + row * row_floats_, row_floats_,
-                ring_[rows.layer].data() + ((rows.first_pos + row) % num_rows_) * row_floats_);
+                ring_[rows.layer].data() + ((rows.first_pos + row) % num_slots_) * row_floats_);
   if (rows.layer + 1 < static_cast<int>(ring_.size())) return;
-  if (end_pos_ != rows.first_pos || end_pos_ == first_pos_) first_pos_ = rows.first_pos;
+  const bool joins =
+      end_pos_ > first_pos_ && rows.first_pos >= first_pos_ && rows.first_pos <= end_pos_;
+  if (!joins) first_pos_ = rows.first_pos;
   end_pos_ = rows.first_pos + rows.num_rows;
 }
 
-QueryRows QueryWindow::Take() const {
+QueryRows QueryWindow::Take(int64_t end) const {
   QueryRows out;
   out.num_heads = num_heads_;
-  out.first_pos = std::max(first_pos_, end_pos_ - num_rows_);
-  out.num_rows = end_pos_ - out.first_pos;
+  // Slots hold the positions from end_pos - num_slots on.
+  end = std::clamp(end, first_pos_, end_pos_);
+  out.first_pos = std::max({first_pos_, end_pos_ - num_slots_, end - num_rows_});
+  out.num_rows = std::max<int64_t>(0, end - out.first_pos);
   for (const std::vector<float>& ring : ring_) {
     std::vector<float> q(out.num_rows * row_floats_);
     for (int64_t i = 0; i < out.num_rows; ++i)
-      std::copy_n(ring.data() + ((out.first_pos + i) % num_rows_) * row_floats_, row_floats_,
+      std::copy_n(ring.data() + ((out.first_pos + i) % num_slots_) * row_floats_, row_floats_,
                   q.data() + i * row_floats_);
     out.q.push_back(std::move(q));
   }

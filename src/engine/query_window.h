@@ -1,4 +1,7 @@
-// Keeps the newest query rows of each layer while a prompt is prefilled: what SnapKV scores with.
+// Keeps the newest exact query rows of each layer: what snapkv and verify score with.
+//
+// It watches passes over the full KV. A verification's rejected rows come by too; the next pass
+// begins before them and writes over them, and Take() is told how many rows hold.
 #pragma once
 
 #include <cstdint>
@@ -12,16 +15,20 @@ namespace vericache {
 
 class QueryWindow : public ForwardObserver {
  public:
-  QueryWindow(const ModelConfig& config, int num_rows);
+  // Rows that a pass may bring and Take() then reject: at most max_rejected.
+  QueryWindow(const ModelConfig& config, int num_rows, int max_rejected = 0);
   void OnLayer(const LayerRows& rows) override;
-  // The rows seen last, oldest first: at most num_rows of them.
-  QueryRows Take() const;
+  // The last rows before position `end`, oldest first: at most num_rows of them.
+  // REQUIRES: at most max_rejected rows were seen from `end` on.
+  QueryRows Take(int64_t end) const;
+  QueryRows Take() const { return Take(end_pos_); }
 
  private:
   const int num_rows_;
   const int num_heads_;
   const int64_t row_floats_;
-  std::vector<std::vector<float>> ring_;  // [num_layers][num_rows][row_floats], slot = pos % rows
+  const int num_slots_;
+  std::vector<std::vector<float>> ring_;  // [num_layers][slot][row_floats], slot = pos % num_slots
   int64_t first_pos_ = 0, end_pos_ = 0;   // positions seen by the last layer
 };
 

@@ -97,5 +97,26 @@ TEST(QueryWindow, AGapForgetsOlderRows) {
 
 TEST(QueryWindow, IsEmptyBeforeTheFirstPass) { ExpectRows(QueryWindow(Config(), 8).Take(), 0, 0); }
 
+// Verifications: a pass brings `brought` rows, `kept` of them hold, the next begins behind those.
+TEST(QueryWindow, ForgetsRejectedRows) {
+  for (int num_rows : {1, 4, 8}) {
+    for (int max_rejected : {3, 16}) {
+      QueryWindow window(Config(), num_rows, max_rejected);
+      int64_t end = 5;  // behind a session's prefix
+      Pass(&window, end, 7);
+      end += 7;
+      uint64_t state = num_rows * 100 + max_rejected;
+      for (int round = 0; round < 50; ++round) {
+        state = state * 6364136223846793005u + 1442695040888963407u;
+        const int64_t brought = 1 + static_cast<int64_t>((state >> 40) % (max_rejected + 1));
+        const int64_t kept = 1 + static_cast<int64_t>((state >> 20) % brought);
+        Pass(&window, end, brought);
+        end += kept;
+        ExpectRows(window.Take(end), std::max<int64_t>(5, end - num_rows), end);
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace vericache

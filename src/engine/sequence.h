@@ -14,6 +14,7 @@
 #include "engine/acceptance.h"
 #include "engine/draft_length.h"
 #include "engine/logits_chain.h"
+#include "engine/query_window.h"
 #include "engine/sampler.h"
 #include "kv/draft_kv.h"
 #include "kv/draft_spec.h"
@@ -38,7 +39,8 @@ struct Sequence {
   int64_t max_tokens = 0;  // most tokens to emit
   FullKv full;
   DraftSpec spec;
-  std::optional<DraftKv> draft;  // set by prefill unless spec is off
+  std::optional<DraftKv> draft;        // set by prefill unless spec is off
+  std::optional<QueryWindow> queries;  // set by prefill if spec chooses by queries
   Sampler sampler;
   DraftLength draft_length = DraftLength::Auto();
   std::function<bool(TokenId)> ends_generation;  // EOS and its kin

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "engine/prefill.h"
+
 namespace vericache {
 namespace {
 
@@ -60,6 +62,8 @@ void Verifier::VerifyPass(absl::Span<Sequence* const> sequences) {
     group.tokens = plan.tokens;
     group.first_pos = plan.sequence->full.num_tokens();
     group.kv = &plan.sequence->full;
+    if (plan.sequence->spec.reselects() && plan.sequence->queries.has_value())
+      group.observer = &*plan.sequence->queries;
     batch_.push_back(group);
   }
   forward_->Run(batch_, &hidden_);
@@ -115,6 +119,15 @@ bool Verifier::TakeRow(Plan* plan, const float* logits) {
   return plan->walk.Push(choice.id, s.ends_generation(choice.id));
 }
 
+// The exact rows of emitted tokens enter the draft KV: behind what it has, or in a new choice by
+// the queries that just passed by (acceptance.md: the largest single effect on run lengths).
+void Verifier::CommitDraft(Sequence* s, int64_t pos_begin, int64_t pos_end) {
+  if (!s->spec.reselects() || !s->queries.has_value() || s->done())
+    return s->draft->CommitRows(s->full, pos_begin, pos_end, pool_);
+  const QueryRows queries = s->queries->Take(s->full.num_tokens());
+  Reselect(s, queries, model_->kernels, pool_);
+}
+
 // The K/V kept are this pass's rows of the pending token and of all emitted tokens but the last.
 void Verifier::Commit(Plan* plan) {
   Sequence& s = *plan->sequence;
@@ -122,7 +135,6 @@ void Verifier::Commit(Plan* plan) {
   const int64_t num_rows = static_cast<int64_t>(emitted.size());
   const int64_t pos = s.full.num_tokens();
   s.full.Commit(num_rows);
-  if (s.draft.has_value()) s.draft->CommitRows(s.full, pos, pos + num_rows, pool_);
   RoundStats& round = s.rounds.emplace_back();
   round.drafted = static_cast<int>(s.drafted.size());
   round.accepted = plan->walk.num_accepted();
@@ -130,6 +142,7 @@ void Verifier::Commit(Plan* plan) {
   s.tokens.insert(s.tokens.end(), emitted.begin(), emitted.end());
   s.drafted.clear();
   if (s.finish == FinishReason::kNone) s.finish = plan->walk.finish();
+  if (s.draft.has_value()) CommitDraft(&s, pos, pos + num_rows);
 }
 
 }  // namespace vericache

@@ -41,6 +41,7 @@ class Verifier {
   void Accept(absl::Span<Plan> plans);
   bool TakeRow(Plan* plan, const float* logits);
   void Commit(Plan* plan);
+  void CommitDraft(Sequence* sequence, int64_t pos_begin, int64_t pos_end);
 
   const Model* model_;
   Forward* forward_;

@@ -180,8 +180,9 @@ size_t AttnScratchFloats(int64_t head_dim) {
 // copies of a group of K or V (at least 16 KB) and of its scales, and room to align.
 size_t DraftScratchFloats(int64_t num_heads, int64_t num_keys, int64_t head_dim) {
   const size_t channels = RoundUp16(head_dim);
-  const size_t per_head = RoundUp16(num_keys) + kKvLanes + channels;
-  return static_cast<size_t>(num_heads) * per_head + 4096 + (kDraftGroup + 2) * channels + 64;
+  // Scores, output, and for coded keys lanes of minima (half the channels) and int8 products.
+  const size_t per_head = RoundUp16(num_keys) + kKvLanes + 2 * channels;
+  return static_cast<size_t>(num_heads) * per_head + 4096 + (kDraftGroup + 3) * channels + 64;
 }
 
 }  // namespace vericache

@@ -55,17 +55,21 @@ enum class DraftFormat : uint8_t { kF16, kInt8, kInt4 };
 // One KV head of one layer of a draft KV: `num_groups` groups of 32 kept keys in the codec's
 // format, then `num_tail` keys in f16.
 //
-// Codes are asymmetric: value = min + scale * code, scale and min in f16.
+// Codes are asymmetric: value = min + scale * code, scale and min in f16; head_dim is a multiple of
+// 32. Four codes that meet in one sum lie side by side, so that one instruction multiplies them.
 //   K per channel over the group's 32 keys (compressors.md, "Ours"):
 //     kF16    k_data [num_groups][2][head_dim][16] f16
-//     kInt8   k_data [num_groups][head_dim][32] u8, k_scale / k_min [num_groups][head_dim] f16
-//     kInt4   k_data [num_groups][head_dim][16] u8: byte i holds key i (low) and key i + 16 (high)
-//   V per key over groups of 32 channels (head_dim is a multiple of 32 for integer formats):
+//     kInt8   k_data [num_groups][head_dim / 4][2][16 keys][4 channels] u8
+//     kInt4   k_data [num_groups][head_dim / 4][16][4] u8: a byte of key i holds key i (low nibble)
+//             and key i + 16 (high)
+//             k_scale / k_min [num_groups][head_dim] f16
+//   V per key over groups of 32 channels, `part` 0 to head_dim / 32 - 1:
 //     kF16    v_data [num_groups][padded_head_dim / 16][32][16] f16
-//     kInt8   v_data [num_groups][32][head_dim] u8,
-//             v_scale / v_min [num_groups][32][head_dim / 32] f16
-//     kInt4   v_data [num_groups][32][head_dim / 2] u8: within a channel group of 32, byte i holds
-//             channel i (low) and channel i + 16 (high)
+//     kInt8   v_data [num_groups][part][32 / 4][2][16 channels][4 keys] u8
+//     kInt4   v_data [num_groups][part][32 / 4][16][4] u8: a byte of channel i holds channel i
+//     (low)
+//             and channel i + 16 (high) of its part
+//             v_scale / v_min [num_groups][part][32 keys] f16
 //   The tail: tail_k [ceil(num_tail / 16)][head_dim][16] f16,
 //             tail_v [ceil(num_tail / 16)][padded_head_dim / 16][16 keys][16 channels] f16.
 // Unused lanes of the last tail group hold zeros.
@@ -86,6 +90,23 @@ struct DraftHeadView {
 
   int64_t num_keys() const { return num_groups * kDraftGroup + num_tail; }
 };
+
+// Where a code lies within its group: the byte, and for kInt4 whether it is the high nibble.
+struct CodePlace {
+  int64_t byte;
+  bool high;
+};
+inline CodePlace KeyCodePlace(DraftFormat format, int key, int d) {
+  if (format == DraftFormat::kInt8)
+    return {((d / 4 * 2 + key / 16) * 16 + key % 16) * 4 + d % 4, false};
+  return {(d / 4 * 16 + key % 16) * 4 + d % 4, key >= 16};
+}
+inline CodePlace ValueCodePlace(DraftFormat format, int key, int c) {
+  const int four = c / 32 * 8 + key / 4;  // of keys, within the part
+  if (format == DraftFormat::kInt8)
+    return {((four * 2 + c % 32 / 16) * 16 + c % 16) * 4 + key % 4, false};
+  return {(four * 16 + c % 16) * 4 + key % 4, c % 32 >= 16};
+}
 
 // What one row group attends to in one layer.
 struct KvView {

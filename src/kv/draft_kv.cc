@@ -24,10 +24,6 @@ void ReadFullRow(const FullKvView& view, int kv_head, int64_t pos, uint16_t* k, 
   }
 }
 
-void ToF32(const std::vector<uint16_t>& in, float* out) {
-  for (size_t i = 0; i < in.size(); ++i) out[i] = F16ToF32(in[i]);
-}
-
 }  // namespace
 
 DraftKv::DraftKv(const KvShape& shape, DraftFormat codec, const KernelTable* kernels)
@@ -117,24 +113,24 @@ void DraftKv::FoldTail(Head* head, Scratch* scratch) {
 }
 
 void DraftKv::RebuildHead(const FullKv& full, int layer, int kv_head,
-                          absl::Span<const int32_t> kept) {
+                          absl::Span<const int32_t> kept, Scratch* scratch) {
   const int d = shape_.head_dim;
   Head& head = HeadAt(layer, kv_head);
-  head = Head();
+  head.Clear();
   const FullKvView view = full.Committed(layer);
   const int64_t n = kept.size();
   const int64_t num_groups =
       codec_ == DraftFormat::kF16 ? 0 : std::max<int64_t>(0, n - kTailKeys) / kDraftGroup;
-  std::vector<uint16_t> k16(d), v16(d);
-  std::vector<float> k(static_cast<size_t>(kDraftGroup) * d), v(k.size());
+  std::vector<uint16_t>&k16 = scratch->k16, &v16 = scratch->v16;
+  std::vector<float>&k = scratch->k, &v = scratch->v;
   for (int64_t i = 0; i < n; ++i) {
     ReadFullRow(view, kv_head, kept[i], k16.data(), v16.data());
     if (i >= num_groups * kDraftGroup) {
       PushTail(&head, k16.data(), v16.data());
       continue;
     }
-    ToF32(k16, k.data() + (i % kDraftGroup) * d);
-    ToF32(v16, v.data() + (i % kDraftGroup) * d);
+    kernels_->f16_to_f32(k16.data(), d, k.data() + (i % kDraftGroup) * d);
+    kernels_->f16_to_f32(v16.data(), d, v.data() + (i % kDraftGroup) * d);
     if (i % kDraftGroup == kDraftGroup - 1) EncodeGroup(&head, k.data(), v.data());
   }
 }
@@ -143,9 +139,11 @@ void DraftKv::Rebuild(const FullKv& full, const KeptSet& kept, ThreadPool* pool)
   VC_CHECK(kept.positions.size() == heads_.size());
   num_tokens_ = full.num_tokens();
   std::fill(provisional_.begin(), provisional_.end(), 0);
-  pool->ParallelFor(heads_.size(), [&](int64_t task, int) {
+  ReserveScratch(pool->num_threads());
+  pool->ParallelFor(heads_.size(), [&](int64_t task, int thread) {
     RebuildHead(full, static_cast<int>(task / shape_.num_kv_heads),
-                static_cast<int>(task % shape_.num_kv_heads), kept.positions[task]);
+                static_cast<int>(task % shape_.num_kv_heads), kept.positions[task],
+                &scratch_[thread]);
   });
 }
 

@@ -75,6 +75,14 @@ class DraftKv : public KvSource {
     AlignedBuffer<uint16_t> k_scale, k_min, v_scale, v_min;
     int64_t num_tail = 0;
     AlignedBuffer<uint16_t> tail_k, tail_v;
+
+    void Clear() {  // keeps the memory: a draft may be chosen anew every round
+      num_groups = num_tail = 0;
+      k_data.ResizeKeep(0);
+      v_data.ResizeKeep(0);
+      for (auto* buffer : {&k_scale, &k_min, &v_scale, &v_min, &tail_k, &tail_v})
+        buffer->ResizeKeep(0);
+    }
   };
   Head& HeadAt(int layer, int kv_head) { return heads_[layer * shape_.num_kv_heads + kv_head]; }
   // Rows on their way between formats, of one thread.
@@ -87,7 +95,8 @@ class DraftKv : public KvSource {
   void DropTailFront(Head* head, int64_t count);
   void EncodeGroup(Head* head, const float* k, const float* v);
   void FoldTail(Head* head, Scratch* scratch);
-  void RebuildHead(const FullKv& full, int layer, int kv_head, absl::Span<const int32_t> kept);
+  void RebuildHead(const FullKv& full, int layer, int kv_head, absl::Span<const int32_t> kept,
+                   Scratch* scratch);
 
   KvShape shape_;
   const KernelTable* kernels_;

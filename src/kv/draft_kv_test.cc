@@ -14,18 +14,18 @@ constexpr DraftFormat kFormats[] = {DraftFormat::kF16, DraftFormat::kInt8, Draft
 
 // --- Slow readers, from the layout comments of kernels/kv_view.h -------------------------------
 
-int KeyCode(const DraftHeadView& view, int64_t group, int key, int c) {
-  const int64_t channel = group * view.head_dim + c;
-  if (view.k_format == DraftFormat::kInt8) return view.k_data[channel * 32 + key];
-  const uint8_t byte = view.k_data[channel * 16 + key % 16];
-  return key < 16 ? byte & 15 : byte >> 4;
+// [group][four][32 lanes][4], lanes in two halves of bytes or in the two nibbles of one.
+int CodeAt(DraftFormat format, const uint8_t* data, int64_t four, int lane, int at) {
+  if (format == DraftFormat::kInt8) return data[four * 128 + lane / 16 * 64 + lane % 16 * 4 + at];
+  const int byte = data[four * 64 + lane % 16 * 4 + at];
+  return lane < 16 ? byte & 15 : byte >> 4;
 }
-
+int KeyCode(const DraftHeadView& view, int64_t group, int key, int c) {
+  return CodeAt(view.k_format, view.k_data, group * (view.head_dim / 4) + c / 4, key, c % 4);
+}
 int ValueCode(const DraftHeadView& view, int64_t group, int key, int c) {
-  const int64_t row = group * 32 + key;
-  if (view.v_format == DraftFormat::kInt8) return view.v_data[row * view.head_dim + c];
-  const uint8_t byte = view.v_data[row * (view.head_dim / 2) + c / 32 * 16 + c % 16];
-  return c % 32 < 16 ? byte & 15 : byte >> 4;
+  return CodeAt(view.v_format, view.v_data, group * (view.head_dim / 4) + c / 32 * 8 + key / 4,
+                c % 32, key % 4);
 }
 
 // |x - decoded| of one quantised value is half a step, plus what rounding the minimum and the scale
@@ -53,7 +53,7 @@ void ExpectKey(const DraftHeadView& view, int64_t idx, const F16Row& row, int pa
     ExpectDecodes(F16ToF32(row.k[c]), KeyCode(view, group, key, c),
                   F16ToF32(view.k_scale[group * d + c]), F16ToF32(view.k_min[group * d + c]),
                   max_code);
-    const int64_t v_scale = (group * 32 + key) * (d / 32) + c / 32;
+    const int64_t v_scale = group * d + c / 32 * 32 + key;
     ExpectDecodes(F16ToF32(row.v[c]), ValueCode(view, group, key, c),
                   F16ToF32(view.v_scale[v_scale]), F16ToF32(view.v_min[v_scale]), max_code);
   }

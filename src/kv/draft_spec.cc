@@ -9,7 +9,7 @@
 namespace vericache {
 namespace {
 
-constexpr std::string_view kSelectors = "sink, snapkv";
+constexpr std::string_view kSelectors = "sink, snapkv, verify";
 constexpr std::string_view kCodecs = "f16, int8, int4";
 
 bool ParseCodec(std::string_view name, DraftFormat* codec) {
@@ -39,19 +39,20 @@ absl::Status ParseKey(std::string_view text, std::string_view pair, DraftSpec* s
   int value = 0;
   if (parts.size() != 2 || !ParseInt(parts[1], &value))
     return Bad(text, StrCat("\"", pair, "\" is not key=integer"));
-  const bool snapkv = spec->selector == SelectorKind::kSnapKv;
+  const bool scored = spec->uses_queries();
   if (parts[0] == "sinks" && spec->selector == SelectorKind::kSink) {
     if (value < 0 || value > 4096) return Bad(text, "sinks must be 0 to 4096");
     spec->sinks = value;
-  } else if (parts[0] == "window" && snapkv) {
+  } else if (parts[0] == "window" && scored) {
     if (value < 1 || value > 256) return Bad(text, "window must be 1 to 256");
     spec->window = value;
-  } else if (parts[0] == "pool" && snapkv) {
+  } else if (parts[0] == "pool" && scored) {
     if (value < 1 || value > 63 || value % 2 == 0) return Bad(text, "pool must be odd, 1 to 63");
     spec->pool = value;
   } else {
-    return Bad(text, StrCat("unknown key \"", parts[0], "\" (",
-                            snapkv ? "snapkv takes window, pool" : "sink takes sinks", ")"));
+    return Bad(text,
+               StrCat("unknown key \"", parts[0], "\" (",
+                      scored ? "snapkv and verify take window, pool" : "sink takes sinks", ")"));
   }
   return absl::OkStatus();
 }
@@ -74,6 +75,8 @@ absl::StatusOr<DraftSpec> ParseDraftSpec(std::string_view text) {
     spec.selector = SelectorKind::kSink;
   else if (head[0] == "snapkv")
     spec.selector = SelectorKind::kSnapKv;
+  else if (head[0] == "verify")
+    spec.selector = SelectorKind::kVerify;
   else
     return Bad(text, StrCat("unknown selector or codec \"", head[0], "\" (off; codecs: ", kCodecs,
                             "; selectors: ", kSelectors, ")"));
@@ -91,13 +94,14 @@ std::string DraftSpec::ToString() const {
                                  : codec == DraftFormat::kInt8 ? "int8"
                                                                : "int4";
   if (selector == SelectorKind::kAll) return codec_name;
-  std::string text =
-      StrCat(selector == SelectorKind::kSink ? "sink:" : "snapkv:", ShortestText(fraction));
+  const char* name = selector == SelectorKind::kSink     ? "sink:"
+                     : selector == SelectorKind::kSnapKv ? "snapkv:"
+                                                         : "verify:";
+  std::string text = StrCat(name, ShortestText(fraction));
   const DraftSpec defaults;
   if (selector == SelectorKind::kSink && sinks != defaults.sinks) text += StrCat(",sinks=", sinks);
-  if (selector == SelectorKind::kSnapKv && window != defaults.window)
-    text += StrCat(",window=", window);
-  if (selector == SelectorKind::kSnapKv && pool != defaults.pool) text += StrCat(",pool=", pool);
+  if (uses_queries() && window != defaults.window) text += StrCat(",window=", window);
+  if (uses_queries() && pool != defaults.pool) text += StrCat(",pool=", pool);
   if (codec != DraftFormat::kF16) text += "+" + codec_name;
   return text;
 }

@@ -17,6 +17,9 @@ TEST(DraftSpec, ParsesAndPrintsCanonically) {
       {"sink:0.1,sinks=8+int8", "sink:0.1,sinks=8+int8"},
       {"snapkv:0.25+int4", "snapkv:0.25+int4"},
       {"snapkv:1,window=16,pool=5", "snapkv:1,window=16,pool=5"},
+      {"verify:0.25+int4", "verify:0.25+int4"},
+      {"verify", "verify:0.25"},
+      {"verify:0.1,window=8", "verify:0.1,window=8"},
       {"snapkv:0.5+f16", "snapkv:0.5"},
   };
   for (const auto& [text, canonical] : cases) {
@@ -49,6 +52,7 @@ TEST(DraftSpec, RefusesInOneLineThatNamesThePart) {
       {"snapkv:0.25,pool=4", "odd"},
       {"snapkv:0.25,sinks=4", "unknown key"},
       {"sink:0.1,window=1", "unknown key"},
+      {"verify:0.1,sinks=2", "unknown key"},
       {"sink:0.1,sinks=x", "key=integer"},
   };
   for (const auto& [text, part] : cases) {

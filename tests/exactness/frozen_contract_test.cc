@@ -18,10 +18,22 @@ struct Frozen {
 };
 
 constexpr Frozen kFrozen[] = {
-    {TensorType::kF32, "llama", 4, 2, 32, ""},    {TensorType::kF16, "qwen2", 4, 4, 24, ""},
-    {TensorType::kBF16, "llama", 6, 2, 40, ""},   {TensorType::kQ8_0, "qwen2", 7, 1, 64, ""},
-    {TensorType::kQ5_0, "llama", 3, 1, 64, ""},   {TensorType::kQ4_1, "qwen2", 8, 2, 16, ""},
-    {TensorType::kQ4_K, "llama", 6, 1, 128, ""},  {TensorType::kQ6_K, "qwen2", 4, 2, 32, ""},
+    {TensorType::kF32, "llama", 4, 2, 32,
+     "481d3f65e7b598de2562297ab330c1e9b114fcbc7d07630b6272c1f2f48daf78"},
+    {TensorType::kF16, "qwen2", 4, 4, 24,
+     "ce7e47e9e185403a304929af249fdf9e254f355b9840d8f90affb426ca3f0230"},
+    {TensorType::kBF16, "llama", 6, 2, 40,
+     "ee3787839b50e534db6861c7dddccf9b6ddd9447145e4bbd71ad727dc6b30853"},
+    {TensorType::kQ8_0, "qwen2", 7, 1, 64,
+     "f8ae95e9781a18a8f004df5f2042b27dbfd8bdd8420190085194ed8cab430795"},
+    {TensorType::kQ5_0, "llama", 3, 1, 64,
+     "b8bc67c23574f954f9b95218fad1da17b4ea1006aa39f38892bbcf76a7b7476b"},
+    {TensorType::kQ4_1, "qwen2", 8, 2, 16,
+     "60d8e1fe8f5c198ebca4026052d12c56decb71c2a7b3f64495b7c2cb9d3814b9"},
+    {TensorType::kQ4_K, "llama", 6, 1, 128,
+     "9c8eca61d45c936f66e051f8bceb1a2735742494f7195e50a1654495868aff81"},
+    {TensorType::kQ6_K, "qwen2", 4, 2, 64,
+     "709736a5488264c52a88477c09b9f66eb1b82f3d0a63eb47893a6909cd709f95"},
 };
 
 class FrozenContract : public testing::TestWithParam<Frozen> {};

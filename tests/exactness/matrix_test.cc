@@ -22,7 +22,9 @@ constexpr const char* kSpecs[] = {"f16",
                                   "snapkv:0.1",
                                   "snapkv:0.25+int4",
                                   "snapkv:0.5+int8",
-                                  "sink:0.05+int4"};
+                                  "sink:0.05+int4",
+                                  "verify:0.25+int4",
+                                  "verify:0.1,window=8"};
 enum class Adversary { kNone, kAlwaysWrong, kRandomlyWrong, kOutOfVocabulary };
 constexpr Adversary kAdversaries[] = {Adversary::kNone, Adversary::kAlwaysWrong,
                                       Adversary::kRandomlyWrong, Adversary::kOutOfVocabulary};

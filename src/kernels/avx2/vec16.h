@@ -99,29 +99,66 @@ VC_INLINE void StoreF16Saturated(Vec16 v, uint16_t* p) {
   _mm_storeu_si128(half + 1, _mm256_cvtps_ph(v.hi, _MM_FROUND_TO_NEAREST_INT));
 }
 
-// Unsigned bytes and nibbles to fp32, exactly.
-VC_INLINE __m256i WidenBytes(const uint8_t* p) {  // 8 bytes
-  return _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+VC_INLINE Vec16 Abs(Vec16 a) {
+  const __m256 sign = _mm256_set1_ps(-0.0f);
+  return {_mm256_andnot_ps(sign, a.lo), _mm256_andnot_ps(sign, a.hi)};
 }
-VC_INLINE Vec16 LoadBytes(const uint8_t* p) {
-  return {_mm256_cvtepi32_ps(WidenBytes(p)), _mm256_cvtepi32_ps(WidenBytes(p + 8))};
-}
-VC_INLINE void LoadNibbles(const uint8_t* p, Vec16* low, Vec16* high) {
-  const __m256i mask = _mm256_set1_epi32(15);
-  const __m256i a = WidenBytes(p);
-  const __m256i b = WidenBytes(p + 8);
-  *low = {_mm256_cvtepi32_ps(_mm256_and_si256(a, mask)),
-          _mm256_cvtepi32_ps(_mm256_and_si256(b, mask))};
-  *high = {_mm256_cvtepi32_ps(_mm256_srli_epi32(a, 4)),
-           _mm256_cvtepi32_ps(_mm256_srli_epi32(b, 4))};
+// Rounded half to even; REQUIRES: within +-127.
+VC_INLINE void StoreInt8(Vec16 v, int8_t* p) {
+  const __m256i words = _mm256_packs_epi32(_mm256_cvtps_epi32(v.lo), _mm256_cvtps_epi32(v.hi));
+  const __m256i ordered = _mm256_permute4x64_epi64(words, 0xd8);
+  const __m128i bytes =
+      _mm_packs_epi16(_mm256_castsi256_si128(ordered), _mm256_extracti128_si256(ordered, 1));
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), bytes);
 }
 
-// scale * code + min for the nibbles of 16 bytes: the low ones, then the high ones.
-VC_INLINE void DecodeNibbles(const uint8_t* p, float scale, float min, Vec16* low, Vec16* high) {
-  Vec16 a, b;
-  LoadNibbles(p, &a, &b);
-  *low = Fma(Set(scale), a, Set(min));
-  *high = Fma(Set(scale), b, Set(min));
+// Sixteen int32 sums, and sixteen times four unsigned bytes to multiply.
+struct Sum16 {
+  __m256i lo, hi;
+};
+struct Bytes64 {
+  __m256i lo, hi;
+};
+VC_INLINE Sum16 ZeroSum() { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
+VC_INLINE Vec16 ToFloat(Sum16 s) { return {_mm256_cvtepi32_ps(s.lo), _mm256_cvtepi32_ps(s.hi)}; }
+VC_INLINE Bytes64 LoadBytes64(const uint8_t* p) {
+  return {_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)),
+          _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 32))};
+}
+VC_INLINE Bytes64 LowNibbles(Bytes64 b) {
+  const __m256i mask = _mm256_set1_epi8(15);
+  return {_mm256_and_si256(b.lo, mask), _mm256_and_si256(b.hi, mask)};
+}
+VC_INLINE Bytes64 HighNibbles(Bytes64 b) {
+  return LowNibbles({_mm256_srli_epi16(b.lo, 4), _mm256_srli_epi16(b.hi, 4)});
+}
+VC_INLINE __m256i FourTimes(const int8_t* four) {
+  int32_t bits;
+  __builtin_memcpy(&bits, four, sizeof(bits));
+  return _mm256_set1_epi32(bits);
+}
+// Sums of nibbles times int8 in int16 lanes: eight steps of at most 2 * 15 * 127 fit.
+struct Pairs32 {
+  __m256i lo, hi;
+};
+VC_INLINE Pairs32 ZeroPairs() { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
+VC_INLINE Pairs32 AddNibbles(Bytes64 codes, const int8_t* four, Pairs32 s) {
+  const __m256i x = FourTimes(four);
+  return {_mm256_add_epi16(s.lo, _mm256_maddubs_epi16(codes.lo, x)),
+          _mm256_add_epi16(s.hi, _mm256_maddubs_epi16(codes.hi, x))};
+}
+VC_INLINE Sum16 AddPairs(Pairs32 pairs, Sum16 s) {
+  const __m256i ones = _mm256_set1_epi16(1);
+  return {_mm256_add_epi32(s.lo, _mm256_madd_epi16(pairs.lo, ones)),
+          _mm256_add_epi32(s.hi, _mm256_madd_epi16(pairs.hi, ones))};
+}
+// s += whole bytes times the four values. Their pairs would not fit 16 bits: by nibbles.
+VC_INLINE Sum16 AddWholeBytes(Bytes64 codes, const int8_t* four, Sum16 s) {
+  const __m256i x = FourTimes(four), sixteen = _mm256_set1_epi16(16);
+  const Bytes64 high = HighNibbles(codes);
+  s = AddPairs(AddNibbles(LowNibbles(codes), four, ZeroPairs()), s);
+  return {_mm256_add_epi32(s.lo, _mm256_madd_epi16(_mm256_maddubs_epi16(high.lo, x), sixteen)),
+          _mm256_add_epi32(s.hi, _mm256_madd_epi16(_mm256_maddubs_epi16(high.hi, x), sixteen))};
 }
 
 // The contract's tree: lane[i] += lane[i + s] for s = 8, 4, 2, 1.

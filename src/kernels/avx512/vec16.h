@@ -66,20 +66,37 @@ VC_INLINE void StoreF16Saturated(Vec16 v, uint16_t* p) {
                       _mm512_cvtps_ph(v.v, _MM_FROUND_TO_NEAREST_INT));
 }
 
-// Unsigned bytes to fp32, exactly.
-VC_INLINE __m512i WidenBytes(const uint8_t* p) {  // 16 bytes
-  return _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+VC_INLINE Vec16 Abs(Vec16 a) { return {_mm512_abs_ps(a.v)}; }
+// Rounded half to even; REQUIRES: within +-127.
+VC_INLINE void StoreInt8(Vec16 v, int8_t* p) {
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(v.v)));
 }
-VC_INLINE Vec16 LoadBytes(const uint8_t* p) { return {_mm512_cvtepi32_ps(WidenBytes(p))}; }
-// scale * code + min for the nibbles of 16 bytes: the low ones, then the high ones. All 16 values
-// fit a register; a permutation looks at the low four bits of its indices only.
-VC_INLINE void DecodeNibbles(const uint8_t* p, float scale, float min, Vec16* low, Vec16* high) {
-  const __m512 codes = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-  const __m512 values = _mm512_fmadd_ps(_mm512_set1_ps(scale), codes, _mm512_set1_ps(min));
-  const __m512i bytes = WidenBytes(p);
-  *low = {_mm512_permutexvar_ps(bytes, values)};
-  *high = {_mm512_permutexvar_ps(_mm512_srli_epi32(bytes, 4), values)};
+
+// Sixteen int32 sums, and sixteen times four unsigned bytes to multiply.
+struct Sum16 {
+  __m512i v;
+};
+struct Bytes64 {
+  __m512i v;
+};
+VC_INLINE Sum16 ZeroSum() { return {_mm512_setzero_si512()}; }
+VC_INLINE Vec16 ToFloat(Sum16 s) { return {_mm512_cvtepi32_ps(s.v)}; }
+VC_INLINE Bytes64 LoadBytes64(const uint8_t* p) { return {_mm512_loadu_si512(p)}; }
+VC_INLINE Bytes64 LowNibbles(Bytes64 b) { return {_mm512_and_si512(b.v, _mm512_set1_epi8(15))}; }
+VC_INLINE Bytes64 HighNibbles(Bytes64 b) { return LowNibbles({_mm512_srli_epi16(b.v, 4)}); }
+// s += codes times the four values.
+VC_INLINE Sum16 AddWholeBytes(Bytes64 codes, const int8_t* four, Sum16 s) {
+  int32_t bits;
+  __builtin_memcpy(&bits, four, sizeof(bits));
+  return {_mm512_dpbusd_epi32(s.v, codes.v, _mm512_set1_epi32(bits))};
 }
+// AVX2 adds nibbles up in 16 bits first; here there is nothing to gain.
+using Pairs32 = Sum16;
+VC_INLINE Pairs32 ZeroPairs() { return ZeroSum(); }
+VC_INLINE Pairs32 AddNibbles(Bytes64 codes, const int8_t* four, Pairs32 s) {
+  return AddWholeBytes(codes, four, s);
+}
+VC_INLINE Sum16 AddPairs(Pairs32 pairs, Sum16 s) { return {_mm512_add_epi32(pairs.v, s.v)}; }
 
 // The contract's tree: lane[i] += lane[i + s] for s = 8, 4, 2, 1.
 VC_INLINE float LaneTree(Vec16 v) {

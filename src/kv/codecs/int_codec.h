@@ -11,12 +11,11 @@
 
 namespace vericache {
 
-// k: [32 keys][head_dim] fp32. Writes one group in the layout of kv_view.h:
-//   codes: kInt8 [head_dim][32] u8, kInt4 [head_dim][16] u8; scale, min: [head_dim] f16.
+// k: [32 keys][head_dim] fp32, head_dim a multiple of 32. Writes one group in the layout of
+// kv_view.h; scale, min: [head_dim] f16.
 void EncodeKeyGroup(DraftFormat format, const float* k, int head_dim, uint8_t* codes,
                     uint16_t* scale, uint16_t* min);
-// v: [32 keys][head_dim] fp32, head_dim a multiple of 32.
-//   codes: kInt8 [32][head_dim] u8, kInt4 [32][head_dim / 2] u8; scale, min: [32][head_dim / 32].
+// v: [32 keys][head_dim] fp32, head_dim a multiple of 32; scale, min: [head_dim / 32][32 keys] f16.
 void EncodeValueGroup(DraftFormat format, const float* v, int head_dim, uint8_t* codes,
                       uint16_t* scale, uint16_t* min);
 

@@ -21,6 +21,13 @@ struct Decoded {
   std::vector<double> value, scale, min;
 };
 
+// [four][32 lanes][4], lanes in two halves of bytes or in the two nibbles of one (kv_view.h).
+int CodeAt(DraftFormat format, const std::vector<uint8_t>& codes, int four, int lane, int at) {
+  if (format == DraftFormat::kInt8) return codes[four * 128 + lane / 16 * 64 + lane % 16 * 4 + at];
+  const int byte = codes[four * 64 + lane % 16 * 4 + at];
+  return lane < 16 ? byte & 15 : byte >> 4;
+}
+
 Decoded KeyRoundTrip(DraftFormat format, const std::vector<float>& k, int d) {
   std::vector<uint8_t> codes(GroupCodeBytes(format, d));
   std::vector<uint16_t> scale(d), min(d);
@@ -28,9 +35,7 @@ Decoded KeyRoundTrip(DraftFormat format, const std::vector<float>& k, int d) {
   Decoded out;
   for (int key = 0; key < 32; ++key) {
     for (int c = 0; c < d; ++c) {
-      const int code = format == DraftFormat::kInt8 ? codes[c * 32 + key]
-                       : key < 16                   ? codes[c * 16 + key] & 15
-                                                    : codes[c * 16 + key - 16] >> 4;
+      const int code = CodeAt(format, codes, c / 4, key, c % 4);
       out.scale.push_back(F16ToF32(scale[c]));
       out.min.push_back(F16ToF32(min[c]));
       out.value.push_back(out.min.back() + out.scale.back() * code);
@@ -41,18 +46,15 @@ Decoded KeyRoundTrip(DraftFormat format, const std::vector<float>& k, int d) {
 
 Decoded ValueRoundTrip(DraftFormat format, const std::vector<float>& v, int d) {
   std::vector<uint8_t> codes(GroupCodeBytes(format, d));
-  std::vector<uint16_t> scale(d), min(d);  // [32][d / 32]
+  std::vector<uint16_t> scale(d), min(d);  // [d / 32][32]
   EncodeValueGroup(format, v.data(), d, codes.data(), scale.data(), min.data());
   Decoded out;
   for (int key = 0; key < 32; ++key) {
     for (int c = 0; c < d; ++c) {
-      const int group = c / 32, lane = c % 32;
-      const uint8_t* row = codes.data() + key * (format == DraftFormat::kInt8 ? d : d / 2);
-      const int code = format == DraftFormat::kInt8 ? row[c]
-                       : lane < 16                  ? row[group * 16 + lane] & 15
-                                                    : row[group * 16 + lane - 16] >> 4;
-      out.scale.push_back(F16ToF32(scale[key * (d / 32) + group]));
-      out.min.push_back(F16ToF32(min[key * (d / 32) + group]));
+      const int part = c / 32;
+      const int code = CodeAt(format, codes, part * 8 + key / 4, c % 32, key % 4);
+      out.scale.push_back(F16ToF32(scale[part * 32 + key]));
+      out.min.push_back(F16ToF32(min[part * 32 + key]));
       out.value.push_back(out.min.back() + out.scale.back() * code);
     }
   }

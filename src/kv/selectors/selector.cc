@@ -5,9 +5,7 @@
 
 namespace vericache {
 
-int QueryRowsWanted(const DraftSpec& spec) {
-  return spec.enabled && spec.selector == SelectorKind::kSnapKv ? spec.window : 0;
-}
+int QueryRowsWanted(const DraftSpec& spec) { return spec.uses_queries() ? spec.window : 0; }
 
 int64_t KeptCount(const DraftSpec& spec, int64_t num_tokens, int64_t floor) {
   const int64_t n = static_cast<int64_t>(spec.fraction * static_cast<double>(num_tokens));
@@ -19,6 +17,7 @@ KeptSet SelectPositions(const DraftSpec& spec, const SelectInput& input) {
     case SelectorKind::kSink:
       return SelectSink(spec, input);
     case SelectorKind::kSnapKv:
+    case SelectorKind::kVerify:  // the same score, by other queries and more often
       return SelectSnapKv(spec, input);
     case SelectorKind::kAll:
       break;

@@ -11,7 +11,7 @@
 
 namespace vericache {
 
-// The last `num_rows` query rows of the prompt, per layer (filled by engine's QueryWindow).
+// The last `num_rows` exact query rows, per layer (filled by engine's QueryWindow).
 struct QueryRows {
   int64_t first_pos = 0;
   int64_t num_rows = 0;
@@ -21,12 +21,12 @@ struct QueryRows {
 
 struct SelectInput {
   const FullKv* full = nullptr;
-  const QueryRows* queries = nullptr;  // needed by snapkv only
+  const QueryRows* queries = nullptr;  // needed by snapkv and verify
   const KernelTable* kernels = nullptr;
   ThreadPool* pool = nullptr;
 };
 
-// Query rows a spec wants to see at the end of the prompt (0: none).
+// Newest query rows a spec wants to see when it chooses (0: none).
 int QueryRowsWanted(const DraftSpec& spec);
 
 // REQUIRES: full has at least one token; queries has QueryRowsWanted rows, or all there are.
