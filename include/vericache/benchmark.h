@@ -59,8 +59,8 @@ class Benchmark {
   // One verification of `width` positions, all of which hold: pass, logits, commit.
   absl::StatusOr<WorkSample> Verify(int64_t depth, int width);
   // `num_steps` draft steps on a draft KV of the first `depth` positions. depth >= 1; `spec` needs
-  // no query scores ("snapkv" and "verify" do: there are no queries), which changes nothing: the time of a
-  // step does not depend on which keys were kept.
+  // no query scores ("snapkv" and "verify" do: there are no queries), which changes nothing: the
+  // time of a step does not depend on which keys were kept.
   // COST: the first call with a spec at a depth compresses the K/V; draft KVs are kept.
   absl::StatusOr<DraftSample> Draft(int64_t depth, std::string_view spec, int64_t num_steps);
 

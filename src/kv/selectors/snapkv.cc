@@ -1,4 +1,5 @@
-// SnapKV: the last W queries of the prompt vote for the keys they attend to.
+// SnapKV: the last W exact queries vote for the keys they attend to. snapkv asks them once, at the
+// end of the prompt, verify after every round.
 //
 // Per KV head: causal softmax of the W queries of every head of the group over all keys, summed
 // over queries and heads, max-pooled over neighbouring positions; the window itself is always kept,
