@@ -2,6 +2,7 @@
 //
 // It watches passes over the full KV. A verification's rejected rows come by too; the next pass
 // begins before them and writes over them, and Take() is told how many rows hold.
+// COST: (num_rows + max_rejected) fp32 query rows a layer.
 #pragma once
 
 #include <cstdint>
