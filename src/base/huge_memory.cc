@@ -8,7 +8,7 @@ namespace vericache {
 
 std::shared_ptr<uint8_t[]> AllocateHuge(size_t bytes) {
   // mmap gives 4 KiB boundaries: one huge page more, and what sticks out on both sides goes back.
-  const size_t size = RoundUp(bytes, kHugePage);
+  const size_t size = RoundUp(bytes > 0 ? bytes : 1, kHugePage);
   void* mapping =
       mmap(nullptr, size + kHugePage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (mapping == MAP_FAILED) return nullptr;

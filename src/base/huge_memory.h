@@ -1,7 +1,8 @@
 // Zeroed memory on huge pages, where the system allows them.
 //
-// K/V of one head are read in pieces of 8 KB that lie far apart: with 4 KB pages the address
-// translation costs a third of the speed of a decoding step at 32K tokens.
+// For weights, K/V and what is compared with them. K/V of one head are read in pieces of 8 KB that
+// lie far apart: with 4 KB pages the address translation costs a third of the speed of a decoding
+// step at 32K tokens.
 #pragma once
 
 #include <cstddef>

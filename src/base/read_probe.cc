@@ -1,10 +1,10 @@
 #include "base/read_probe.h"
 
-#include <sys/mman.h>
-
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+
+#include "base/huge_memory.h"
 
 namespace vericache {
 namespace {
@@ -27,19 +27,15 @@ uint64_t SumOf(const uint64_t* p, size_t n) {
 
 }  // namespace
 
-ReadProbe::ReadProbe(ThreadPool* pool) : pool_(pool) {
-  void* data = mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (data == MAP_FAILED) return;
-  (void)madvise(data, kBytes, MADV_HUGEPAGE);  // as the weights are held
-  data_ = static_cast<uint64_t*>(data);
+ReadProbe::ReadProbe(ThreadPool* pool)
+    : pool_(pool),
+      memory_(AllocateHuge(kBytes)),  // as the weights are held
+      data_(reinterpret_cast<uint64_t*>(memory_.get())) {
+  if (!ok()) return;
   // Written, because unwritten pages are all the same page of zeros.
   pool_->ParallelFor(kNumTasks, [&](int64_t task, int) {
     for (size_t i = 0; i < kTaskWords; ++i) data_[task * kTaskWords + i] = i ^ task;
   });
-}
-
-ReadProbe::~ReadProbe() {
-  if (data_ != nullptr) munmap(data_, kBytes);
 }
 
 double ReadProbe::BestGbps(int num_tries) {

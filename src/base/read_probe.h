@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 
 #include "base/thread_pool.h"
 
@@ -13,7 +14,6 @@ class ReadProbe {
  public:
   // Maps and writes a buffer that no cache holds. ok() is false if there is no memory for it.
   explicit ReadProbe(ThreadPool* pool);
-  ~ReadProbe();
   ReadProbe(const ReadProbe&) = delete;
   ReadProbe& operator=(const ReadProbe&) = delete;
 
@@ -25,7 +25,8 @@ class ReadProbe {
 
  private:
   ThreadPool* const pool_;
-  uint64_t* data_ = nullptr;
+  const std::shared_ptr<uint8_t[]> memory_;
+  uint64_t* const data_;
 };
 
 }  // namespace vericache

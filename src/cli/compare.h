@@ -67,7 +67,7 @@ struct CompareReport {
 };
 
 struct CompareOptions {
-  std::string draft = "verify:0.25+int4";
+  std::string draft = Request().draft;
   int draft_len = 0;
   int64_t max_tokens = 0;  // 0: the question's own, else the default
 };

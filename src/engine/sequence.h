@@ -40,7 +40,7 @@ struct Sequence {
   FullKv full;
   DraftSpec spec;
   std::optional<DraftKv> draft;        // set by prefill unless spec is off
-  std::optional<QueryWindow> queries;  // set by prefill if spec chooses by queries
+  std::optional<QueryWindow> queries;  // set by prefill if spec.reselects()
   Sampler sampler;
   DraftLength draft_length = DraftLength::Auto();
   std::function<bool(TokenId)> ends_generation;  // EOS and its kin

@@ -62,8 +62,7 @@ void Verifier::VerifyPass(absl::Span<Sequence* const> sequences) {
     group.tokens = plan.tokens;
     group.first_pos = plan.sequence->full.num_tokens();
     group.kv = &plan.sequence->full;
-    if (plan.sequence->spec.reselects() && plan.sequence->queries.has_value())
-      group.observer = &*plan.sequence->queries;
+    if (plan.sequence->queries.has_value()) group.observer = &*plan.sequence->queries;
     batch_.push_back(group);
   }
   forward_->Run(batch_, &hidden_);
@@ -122,7 +121,7 @@ bool Verifier::TakeRow(Plan* plan, const float* logits) {
 // The exact rows of emitted tokens enter the draft KV: behind what it has, or in a new choice by
 // the queries that just passed by (acceptance.md: the largest single effect on run lengths).
 void Verifier::CommitDraft(Sequence* s, int64_t pos_begin, int64_t pos_end) {
-  if (!s->spec.reselects() || !s->queries.has_value() || s->done())
+  if (!s->queries.has_value() || s->done())
     return s->draft->CommitRows(s->full, pos_begin, pos_end, pool_);
   const QueryRows queries = s->queries->Take(s->full.num_tokens());
   Reselect(s, queries, model_->kernels, pool_);

@@ -91,23 +91,6 @@ struct DraftHeadView {
   int64_t num_keys() const { return num_groups * kDraftGroup + num_tail; }
 };
 
-// Where a code lies within its group: the byte, and for kInt4 whether it is the high nibble.
-struct CodePlace {
-  int64_t byte;
-  bool high;
-};
-inline CodePlace KeyCodePlace(DraftFormat format, int key, int d) {
-  if (format == DraftFormat::kInt8)
-    return {((d / 4 * 2 + key / 16) * 16 + key % 16) * 4 + d % 4, false};
-  return {(d / 4 * 16 + key % 16) * 4 + d % 4, key >= 16};
-}
-inline CodePlace ValueCodePlace(DraftFormat format, int key, int c) {
-  const int four = c / 32 * 8 + key / 4;  // of keys, within the part
-  if (format == DraftFormat::kInt8)
-    return {((four * 2 + c % 32 / 16) * 16 + c % 16) * 4 + key % 4, false};
-  return {(four * 16 + c % 16) * 4 + key % 4, c % 32 >= 16};
-}
-
 // What one row group attends to in one layer.
 struct KvView {
   enum class Kind { kFull, kDraft };

@@ -36,8 +36,6 @@ struct DraftSpec {
   std::string ToString() const;  // canonical; parses back to the same spec
 };
 
-inline constexpr std::string_view kDefaultDraftSpec = "verify:0.25+int4";
-
 // ERRORS: kInvalidArgument: one line that names the part and lists what is allowed.
 absl::StatusOr<DraftSpec> ParseDraftSpec(std::string_view text);
 

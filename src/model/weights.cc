@@ -2,8 +2,6 @@
 // big allocation is fixed; only then bytes are repacked. So a damaged file costs nothing.
 #include "model/weights.h"
 
-#include <sys/mman.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -12,30 +10,13 @@
 #include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_join.h"
 #include "base/fp_env.h"
+#include "base/huge_memory.h"
 #include "base/status_macros.h"
 #include "base/text.h"
 #include "base/types.h"
 
 namespace vericache {
 namespace {
-
-// One anonymous mapping; huge pages where the system allows them.
-class Arena {
- public:
-  explicit Arena(size_t size) : size_(size == 0 ? 1 : size) {
-    data_ = mmap(nullptr, size_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (ok()) madvise(data_, size_, MADV_HUGEPAGE);
-  }
-  ~Arena() {
-    if (ok()) munmap(data_, size_);
-  }
-  bool ok() const { return data_ != MAP_FAILED; }
-  uint8_t* data() { return static_cast<uint8_t*>(data_); }
-
- private:
-  void* data_;
-  size_t size_;
-};
 
 class Loader {
  public:
@@ -162,14 +143,14 @@ absl::Status Loader::Plan(Weights* weights) {
 }
 
 absl::Status Loader::Fill(Weights* weights, ThreadPool* pool, const LoadProgress& progress) {
-  auto arena = std::make_shared<Arena>(total_);
-  if (!arena->ok())
+  const std::shared_ptr<uint8_t[]> arena = AllocateHuge(total_);
+  if (arena == nullptr)
     return absl::ResourceExhaustedError(StrCat("no memory for ", total_ >> 20, " MiB of weights"));
   // Rows a task repacks: large enough to amortise the hand-out, small enough to balance.
   constexpr int64_t kRowsPerTask = 16 * kOutTile;
   uint64_t done = 0;
   for (const Job& job : jobs_) {
-    uint8_t* dst = arena->data() + job.offset;
+    uint8_t* dst = arena.get() + job.offset;
     if (job.matrix != nullptr) {
       const int64_t rows = job.matrix->rows, cols = job.matrix->cols;
       pool->ParallelFor(CeilDiv(rows, kRowsPerTask), [&](int64_t task, int) {

@@ -26,21 +26,6 @@ constexpr int kNarrowCols = 2048;
 constexpr int kStreamRows = 3;
 constexpr int kStreamCols = 9216;
 
-// A chunk of activations of some rows, all pointers at the chunk's first column.
-struct ActChunk {
-  const int8_t* q;
-  int64_t q_stride;
-  const float* scale;
-  int64_t scale_stride;
-  const uint32_t* prep;  // what Format::Prepare wrote
-  int64_t prep_stride;
-
-  ActChunk Skip(int64_t rows) const {
-    return {q + rows * q_stride,       q_stride,   scale + rows * scale_stride, scale_stride,
-            prep + rows * prep_stride, prep_stride};
-  }
-};
-
 // Where the outputs of one tile go.
 struct OutChunk {
   float* y;  // row 0, first output of the tile

@@ -73,6 +73,21 @@ inline __m256i Broadcast32(const void* p) {
   return _mm256_set1_epi32(bits);
 }
 
+// A chunk of activations of some rows, all pointers at the chunk's first column.
+struct ActChunk {
+  const int8_t* q;
+  int64_t q_stride;
+  const float* scale;
+  int64_t scale_stride;
+  const uint32_t* prep;  // what Format::Prepare wrote
+  int64_t prep_stride;
+
+  ActChunk Skip(int64_t rows) const {
+    return {q + rows * q_stride,       q_stride,   scale + rows * scale_stride, scale_stride,
+            prep + rows * prep_stride, prep_stride};
+  }
+};
+
 // The outputs of one tile that exist. A tile is whole but at the end of a matrix whose rows are no
 // multiple of 16; only then does the slow masked form run.
 struct TileMask {

@@ -12,10 +12,12 @@
 #pragma once
 
 #include "kernels/avx2/weights.h"
+#include "kernels/with_rows.h"
 
 namespace vericache::avx512 {
 namespace {
 
+using avx2::ActChunk;
 using avx2::kTileRows;
 using avx2::MatmulArgs;
 
@@ -42,21 +44,6 @@ inline __m512 LoadHalf16(const void* p) {
 }
 inline __m512i LowNibbles(__m512i v) { return _mm512_and_si512(v, _mm512_set1_epi8(15)); }
 inline __m512i HighNibbles(__m512i v) { return LowNibbles(_mm512_srli_epi16(v, 4)); }
-
-// A chunk of activations of some rows, all pointers at the chunk's first column.
-struct ActChunk {
-  const int8_t* q;
-  int64_t q_stride;
-  const float* scale;
-  int64_t scale_stride;
-  const uint32_t* prep;  // what Format::Prepare wrote
-  int64_t prep_stride;
-
-  ActChunk Skip(int64_t rows) const {
-    return {q + rows * q_stride,       q_stride,   scale + rows * scale_stride, scale_stride,
-            prep + rows * prep_stride, prep_stride};
-  }
-};
 
 // Where the outputs of a pass go; lanes: those of each tile that exist.
 struct OutChunk {
@@ -142,30 +129,6 @@ inline void Fetch(const uint8_t* p) {
 // Format: kBlock, kSumBlock (values per entry of Activations::sums), kTileBytes, Packed (the codes
 // of a tile, `ahead` the bytes between them and what to fetch meanwhile, 0 for nothing), Prepare
 // and Pass<kRows, kTiles> over kTiles tiles side by side.
-//
-// Runs f.operator()<R>() for R = rows.
-template <int kMax, typename F>
-inline void WithPassRows(int rows, F f) {
-#define VC_PASS_CASE(R)                                         \
-  case R:                                                       \
-    if constexpr (R <= kMax) return f.template operator()<R>(); \
-    break;
-  switch (rows) {
-    VC_PASS_CASE(1)
-    VC_PASS_CASE(2)
-    VC_PASS_CASE(3)
-    VC_PASS_CASE(4)
-    VC_PASS_CASE(5)
-    VC_PASS_CASE(6)
-    VC_PASS_CASE(7)
-    VC_PASS_CASE(8)
-    VC_PASS_CASE(9)
-    VC_PASS_CASE(10)
-    VC_PASS_CASE(11)
-    VC_PASS_CASE(12)
-  }
-#undef VC_PASS_CASE
-}
 
 inline __mmask16 LanesFrom(int64_t left) {
   return static_cast<__mmask16>(left >= 16 ? 0xffff : (left > 0 ? (1 << left) - 1 : 0));
@@ -210,7 +173,7 @@ void RunTiles(const uint8_t* data, int64_t stride, int64_t ahead, int64_t num_bl
               OutChunk out, int rows) {
   for (int passes = (rows + kMax - 1) / kMax; passes > 0; --passes) {
     const int n = (rows + passes - 1) / passes;
-    WithPassRows<kMax>(
+    WithRows<kMax>(
         n, [&]<int R>() { RunPass<Format, R, kTiles>(data, stride, ahead, num_blocks, x, out); });
     x = x.Skip(n);
     out = out.Skip(n);

@@ -48,7 +48,7 @@ void FloatMatmul(const MatmulArgs& args) {
       // Passes of nearly equal size: a chain's latency hides behind the others'.
       const int64_t passes = (left + kMaxRows - 1) / kMaxRows;
       const int n = static_cast<int>((left + passes - 1) / passes);
-      WithPassRows<kMaxRows>(n, [&]<int R>() {
+      WithRows<kMaxRows>(n, [&]<int R>() {
         FloatRows<kType, R>(tile, cols, x + r * cols, y + r * args.ldy, args.ldy, lanes);
       });
       r += n;

@@ -15,22 +15,21 @@
 namespace vericache::VC_KERNEL_NS {
 namespace {
 
-// x to int8 codes with one scale; the same rule as for activations (scalar/matmul.cc).
-float QuantizeProducts(const float* x, int n, int8_t* q) {
-  float amax = 0.0f;
-  bool all_finite = true;
-  for (int i = 0; i < n; ++i) {
-    const float magnitude = __builtin_fabsf(x[i]);
-    if (!(magnitude <= 3.402823466e38f)) all_finite = false;
-    if (magnitude > amax) amax = magnitude;
-  }
-  if (!all_finite || amax < 0x1p-100f) {
-    for (int i = 0; i < n; ++i) q[i] = 0;
-    return all_finite ? 0.0f : __builtin_nanf("");
-  }
-  const float inverse = 127.0f / amax;
-  for (int i = 0; i < n; ++i) q[i] = static_cast<int8_t>(__builtin_rintf(x[i] * inverse));
-  return amax / 127.0f;
+// Where a code lies within its group: the byte, and for kInt4 whether it is the high nibble.
+struct CodePlace {
+  int64_t byte;
+  bool high;
+};
+CodePlace KeyCodePlace(DraftFormat format, int key, int d) {
+  if (format == DraftFormat::kInt8)
+    return {((d / 4 * 2 + key / 16) * 16 + key % 16) * 4 + d % 4, false};
+  return {(d / 4 * 16 + key % 16) * 4 + d % 4, key >= 16};
+}
+CodePlace ValueCodePlace(DraftFormat format, int key, int c) {
+  const int four = c / 32 * 8 + key / 4;  // of keys, within the part
+  if (format == DraftFormat::kInt8)
+    return {((four * 2 + c % 32 / 16) * 16 + c % 16) * 4 + key % 4, false};
+  return {(four * 16 + c % 16) * 4 + key % 4, c % 32 >= 16};
 }
 
 int CodeAt(const uint8_t* codes, CodePlace place, DraftFormat format) {
@@ -72,7 +71,7 @@ void ScoreCodes(const DraftHeadView& kv, int64_t group, const float* q, float* p
     products[d] = q[d] * F16ToF32(kv.k_scale[group * n + d]);
     lane[d % 16] = __builtin_fmaf(q[d], F16ToF32(kv.k_min[group * n + d]), lane[d % 16]);
   }
-  const float scale = QuantizeProducts(products, n, codes);
+  const float scale = QuantizeBlock(products, n, codes);
   const float base = LaneTree(lane);
   const uint8_t* data = kv.k_data + group * GroupBytes(kv.k_format, n);
   for (int key = 0; key < kDraftGroup; ++key) {
@@ -99,7 +98,7 @@ void AddCodes(const DraftHeadView& kv, int64_t group, const float* p, float* acc
       float* lane = &min_lanes[part][j % 16];
       *lane = __builtin_fmaf(p[j], F16ToF32(mins[j]), *lane);
     }
-    const float scale = QuantizeProducts(products, kDraftGroup, codes);
+    const float scale = QuantizeBlock(products, kDraftGroup, codes);
     for (int c = part * 32; c < part * 32 + 32; ++c) {
       int32_t sum = 0;
       for (int j = 0; j < kDraftGroup; ++j) {

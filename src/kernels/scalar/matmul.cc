@@ -1,5 +1,6 @@
 // The judge of the weight kernels: plain loops over GGUF blocks, line by line docs/exactness.md.
 #include "kernels/gguf_blocks.h"
+#include "kernels/scalar/scalar_math.h"
 #include "kernels/table_parts.h"
 
 namespace vericache::VC_KERNEL_NS {
@@ -42,30 +43,6 @@ void Pack(TensorType type, int64_t rows, int64_t cols, const uint8_t* src, uint8
     std::memset(dst + rows * row_bytes, 0,
                 static_cast<size_t>((PaddedRows(rows) - rows) * row_bytes));
   }
-}
-
-// Nearest integer, ties to even, for |x| <= 2^22: above 1.5 * 2^23 fp32 has no fractions.
-int RoundToInt(float x) {
-  const float shifted = x + 12582912.0f;
-  return static_cast<int>(shifted - 12582912.0f);
-}
-
-// Codes of one block of activations; returns the scale.
-float QuantizeBlock(const float* x, int n, int8_t* q) {
-  float amax = 0.0f;
-  bool all_finite = true;
-  for (int i = 0; i < n; ++i) {
-    const float magnitude = __builtin_fabsf(x[i]);
-    if (!(magnitude <= 3.402823466e38f)) all_finite = false;  // NaN fails the comparison too
-    if (magnitude > amax) amax = magnitude;
-  }
-  if (!all_finite || amax < 0x1p-100f) {
-    std::memset(q, 0, static_cast<size_t>(n));
-    return all_finite ? 0.0f : __builtin_nanf("");
-  }
-  const float inverse = 127.0f / amax;
-  for (int i = 0; i < n; ++i) q[i] = static_cast<int8_t>(RoundToInt(x[i] * inverse));
-  return amax / 127.0f;
 }
 
 void QuantizeRow(const float* x, int64_t n, int block, int sum_block, int8_t* q, float* scale,

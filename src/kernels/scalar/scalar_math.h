@@ -59,5 +59,29 @@ inline float LaneTree(float* lane) {
   return lane[0];
 }
 
+// Nearest integer, ties to even, for |x| <= 2^22: above 1.5 * 2^23 fp32 has no fractions.
+inline int RoundToNearest(float x) {
+  const float shifted = x + 12582912.0f;
+  return static_cast<int>(shifted - 12582912.0f);
+}
+
+// Codes of one block of activations (or of other products); returns the scale.
+inline float QuantizeBlock(const float* x, int n, int8_t* q) {
+  float amax = 0.0f;
+  bool all_finite = true;
+  for (int i = 0; i < n; ++i) {
+    const float magnitude = __builtin_fabsf(x[i]);
+    if (!(magnitude <= 3.402823466e38f)) all_finite = false;  // NaN fails the comparison too
+    if (magnitude > amax) amax = magnitude;
+  }
+  if (!all_finite || amax < 0x1p-100f) {
+    for (int i = 0; i < n; ++i) q[i] = 0;
+    return all_finite ? 0.0f : __builtin_nanf("");
+  }
+  const float inverse = 127.0f / amax;
+  for (int i = 0; i < n; ++i) q[i] = static_cast<int8_t>(RoundToNearest(x[i] * inverse));
+  return amax / 127.0f;
+}
+
 }  // namespace
 }  // namespace vericache::VC_KERNEL_NS

@@ -9,6 +9,7 @@
 #pragma once
 
 #include "kernels/vec/vec16.h"
+#include "kernels/with_rows.h"
 
 namespace vericache::VC_KERNEL_NS {
 namespace {
@@ -101,36 +102,12 @@ constexpr int TileGroups(int rows, bool from_fp32) {
   return rows == 3 && from_fp32 ? 2 : 1;
 }
 
-// Calls f.operator()<R>() for R = rows, 1 to kMaxTileRows.
-template <typename F>
-VC_INLINE void WithTileRows(int rows, F f) {
-#define VC_TILE_CASE(R)                                                 \
-  case R:                                                               \
-    if constexpr (R <= kMaxTileRows) return f.template operator()<R>(); \
-    break;
-  switch (rows) {
-    VC_TILE_CASE(1)
-    VC_TILE_CASE(2)
-    VC_TILE_CASE(3)
-    VC_TILE_CASE(4)
-    VC_TILE_CASE(5)
-    VC_TILE_CASE(6)
-    VC_TILE_CASE(7)
-    VC_TILE_CASE(8)
-    VC_TILE_CASE(9)
-    VC_TILE_CASE(10)
-    VC_TILE_CASE(11)
-    VC_TILE_CASE(12)
-  }
-#undef VC_TILE_CASE
-}
-
 // Scores of `rows` (1 to kMaxTileRows) rows over `num_groups` groups of 16 keys.
 template <typename Source>
 inline void QkRows(int rows, const QkArgs& args, const float* q, Source k, int64_t groups,
                    float* s) {
-  WithTileRows(rows,
-               [&]<int R>() { QkGroups<R, TileGroups(R, Source::kFp32)>(args, q, k, groups, s); });
+  WithRows<kMaxTileRows>(
+      rows, [&]<int R>() { QkGroups<R, TileGroups(R, Source::kFp32)>(args, q, k, groups, s); });
 }
 
 // acc[r * lda + g * 16 + lane] += sum over keys j in [begin, end) of p[r * ldp + j] *
@@ -183,7 +160,7 @@ VC_NOINLINE void PvGroups(const PvArgs& b, const float* p, Source v, int64_t num
 template <typename Source>
 inline void PvRows(int rows, const PvArgs& b, const float* p, Source v, int64_t groups,
                    int64_t begin, int64_t end, float* acc) {
-  WithTileRows(rows, [&]<int R>() {
+  WithRows<kMaxTileRows>(rows, [&]<int R>() {
     PvGroups<R, TileGroups(R, Source::kFp32)>(b, p, v, groups, begin, end, acc);
   });
 }

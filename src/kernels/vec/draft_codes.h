@@ -34,9 +34,8 @@ template <typename F>
 VC_INLINE void ForHeads(int64_t num_heads, F f) {
   for (int64_t first = 0; first < num_heads; first += kCodeRows) {
     const int64_t left = num_heads - first;
-    WithTileRows(static_cast<int>(left < kCodeRows ? left : kCodeRows), [&]<int R>() {
-      if constexpr (R <= kCodeRows) f.template operator()<R>(first);
-    });
+    WithRows<kCodeRows>(static_cast<int>(left < kCodeRows ? left : kCodeRows),
+                        [&]<int R>() { f.template operator()<R>(first); });
   }
 }
 
