@@ -46,6 +46,7 @@ class Session {
 
  private:
   friend class Engine;
+  friend class PromptStudy;
   struct State;
   explicit Session(std::unique_ptr<State> state);
   std::unique_ptr<State> state_;
@@ -86,6 +87,10 @@ class Engine {
 
   // Computes the K/V of a prompt and nothing else.
   absl::StatusOr<Session> Prefill(const Request& request, const Callbacks& callbacks = {});
+  // Makes the scores that `draft` ranks keys by ("kvzip", "expected", "h2o", a floor) over all
+  // tokens of the session, which keeps them: later requests of any question use them. Nothing to do
+  // for other specs. COST: up to two prefills. ERRORS: kInvalidArgument, kCancelled.
+  absl::Status Score(Session* session, const std::string& draft, const Callbacks& callbacks = {});
   Session NewSession() const;
   // Sessions on disk: checksummed, tied to this model's digest, contract and KV layout. A save
   // replaces the file whole or leaves the old one. ERRORS of Load: kNotFound, kDataLoss (damaged),
@@ -115,6 +120,11 @@ class Engine {
 
  private:
   friend class Benchmark;
+  friend class PromptStudy;
+  friend absl::StatusOr<std::vector<bool>> NextTokenHits(Engine* engine,
+                                                         absl::Span<const int32_t> prompt,
+                                                         absl::Span<const int32_t> answer,
+                                                         const Session* start);
   Engine();
   struct Impl;
   std::unique_ptr<Impl> impl_;

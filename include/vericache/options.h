@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -16,6 +17,8 @@ struct EngineOptions {
   std::string isa;              // "": the fastest; "scalar", "avx2", ...: for tests
   int64_t prefill_chunk = 512;  // rows a pass; any value gives the same bits
   std::function<void(uint64_t done_bytes, uint64_t total_bytes)> on_load;
+  // What a user should know and no error tells, one line, each told once. May be empty.
+  std::function<void(std::string_view text)> on_notice;
 };
 
 struct SamplingOptions {

@@ -124,14 +124,17 @@ absl::StatusOr<DraftKv*> Benchmark::Impl::DraftKvOf(int64_t depth, DraftSpec spe
   const std::pair<int64_t, std::string> key(depth, spec.ToString());
   const auto found = draft_kvs.find(key);
   if (found != draft_kvs.end()) return &found->second;
-  // There are no queries to vote; as many keys are kept as the votes would keep.
-  if (spec.uses_queries()) spec.selector = SelectorKind::kSink;
+  // There are no queries to vote and no scores; as many keys are kept as they would keep.
+  if (spec.uses_queries() || spec.score_kind() != ScoreKind::kNone)
+    spec.selector = SelectorKind::kSink;
+  if (spec.selector == SelectorKind::kKept)
+    return absl::InvalidArgumentError("a benchmark has no prompt that a file of positions fits");
   const FullKv prefix = full.Fork(depth);
   SelectInput input;
   input.full = &prefix;
   input.kernels = engine.model->kernels;
   input.pool = engine.pool.get();
-  DraftKv draft(engine.model->config.kv_shape(), spec.codec, engine.model->kernels);
+  DraftKv draft = NewDraftKv(engine.model->config.kv_shape(), spec, engine.model->kernels);
   draft.Rebuild(prefix, SelectPositions(spec, input), engine.pool.get());
   return &draft_kvs.emplace(key, std::move(draft)).first->second;
 }

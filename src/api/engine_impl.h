@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -10,6 +11,7 @@
 #include "engine/prefill.h"
 #include "engine/round.h"
 #include "engine/sequence.h"
+#include "kv/selectors/score_io.h"
 #include "model/forward.h"
 #include "tokenizer/chat_template.h"
 #include "tokenizer/tokenizer.h"
@@ -22,6 +24,8 @@ struct Session::State {
   FullKv full;
   std::optional<DraftKv> draft;  // over the same tokens, made by `draft_spec`
   std::string draft_spec;
+  // By DraftSpec::score_key(): what Score() and requests have made over the first tokens.
+  ScoreSets scores;
 
   explicit State(FullKv full_kv) : full(std::move(full_kv)) {}
 };
@@ -34,16 +38,25 @@ struct Engine::Impl {
   std::unique_ptr<Tokenizer> tokenizer;
   std::unique_ptr<ChatTemplate> chat_template;  // null if the file has none
   std::unique_ptr<Forward> forward;
-  std::string digest;  // hex SHA-256 of the file, once computed
+  std::string digest;          // hex SHA-256 of the file, once computed
+  std::set<std::string> told;  // notices
 
   // Checks a request and makes its sequence; reuses the session's longest common prefix.
   absl::StatusOr<std::unique_ptr<Sequence>> MakeSequence(const Request& request,
                                                          const Session* session);
   absl::StatusOr<std::vector<TokenId>> PromptTokens(const Request& request);
+  // What the spec needs from outside the K/V: scores the session has, a file, kvzip's instruction.
+  // ERRORS: those of the file.
+  absl::Status EquipDraft(const Session* session, Sequence* sequence);
+  absl::StatusOr<RepeatPrompt> MakeRepeatPrompt();
+  void Tell(const std::string& text) {
+    if (told.insert(text).second && options.on_notice) options.on_notice(text);
+  }
   PrefillOptions MakePrefillOptions(const Callbacks& callbacks) const;
   FullKv NewFullKv() const { return FullKv(model->config.kv_shape(), model->kernels); }
   Completion Finish(const Sequence& sequence, int64_t cached_tokens, double prefill_s) const;
-  void Store(Sequence* sequence, Session* session) const;
+  // common: tokens that the session already had.
+  void Store(Sequence* sequence, int64_t common, Session* session) const;
 };
 
 // Seconds since some fixed point.

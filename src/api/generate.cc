@@ -163,6 +163,7 @@ absl::StatusOr<std::unique_ptr<Sequence>> Engine::Impl::MakeSequence(const Reque
   sequence->tokens.reserve(num_prompt + sequence->max_tokens);
   sequence->rounds.reserve(std::min(sequence->max_tokens, kMaxReservedRounds));
   sequence->spec = spec;
+  VC_RETURN_IF_ERROR(EquipDraft(session, sequence.get()));
   if (request.draft_len > 0) sequence->draft_length = DraftLength::Fixed(request.draft_len);
   if (request.ignore_eos) {
     sequence->ends_generation = [](TokenId) { return false; };
@@ -204,13 +205,15 @@ Completion Engine::Impl::Finish(const Sequence& s, int64_t cached_tokens, double
   return c;
 }
 
-void Engine::Impl::Store(Sequence* s, Session* session) const {
+void Engine::Impl::Store(Sequence* s, int64_t common, Session* session) const {
   if (session == nullptr) return;
   Session::State& state = *session->state_;
   state.tokens.assign(s->tokens.begin(), s->tokens.begin() + s->full.num_tokens());
   state.full = std::move(s->full);
   state.draft_spec = s->spec.ToString();
   state.draft.reset();
+  std::erase_if(state.scores, [&](const auto& entry) { return entry.second->num_scored > common; });
+  if (s->scores != nullptr) state.scores[s->spec.score_key()] = s->scores;
   // A draft that stopped short of the full KV (no token was wanted) is of no use later.
   if (s->draft.has_value() && s->draft->num_tokens() == s->full.num_tokens()) {
     s->draft->Rollback();
@@ -253,7 +256,7 @@ absl::StatusOr<Completion> Engine::Generate(const Request& request, Session* ses
   }
   if (s->finish == FinishReason::kError) return s->error;
   Completion completion = impl.Finish(*s, cached, prefill_s);
-  impl.Store(s.get(), session);
+  impl.Store(s.get(), cached, session);
   return completion;
 }
 
@@ -337,7 +340,7 @@ absl::StatusOr<Session> Engine::Prefill(const Request& request, const Callbacks&
   VC_RETURN_IF_ERROR(prefill.Compute(s.get(), impl.MakePrefillOptions(callbacks)));
   Session session = NewSession();
   s->draft.reset();
-  impl.Store(s.get(), &session);
+  impl.Store(s.get(), 0, &session);
   return session;
 }
 

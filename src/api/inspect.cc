@@ -92,13 +92,18 @@ absl::StatusOr<double> PredictKeptFraction(std::string_view spec_text, const Mod
                                            int64_t num_tokens) {
   VC_ASSIGN_OR_RETURN(const DraftSpec spec, ParseDraftSpec(spec_text));
   if (!spec.enabled || num_tokens < 1) return 1.0;
-  const int64_t floor = spec.selector == SelectorKind::kSink     ? spec.sinks + 1
-                        : spec.selector == SelectorKind::kSnapKv ? spec.window
-                                                                 : 1;
-  const int64_t kept = KeptCount(spec, num_tokens, floor);
   const KvShape shape{1, 1, info.head_dim};
-  const double bytes = static_cast<double>(DraftKv::LayoutBytes(shape, spec.codec, kept));
-  return bytes / static_cast<double>(shape.bytes_per_token() * num_tokens);
+  double bytes = 0;
+  for (int layer = 0; layer < info.num_layers; ++layer) {
+    DraftSpec of_layer = spec;
+    of_layer.fraction = spec.FractionOf(layer);
+    const int64_t kept = KeptCount(of_layer, num_tokens, AlwaysKept(spec));
+    QueryTimeReads reads = spec.reads();
+    if (!reads.In(layer)) reads = {};
+    reads.whole_layers = 0;
+    bytes += static_cast<double>(DraftKv::LayoutBytes(shape, spec.CodecOf(layer), kept, reads));
+  }
+  return bytes / static_cast<double>(shape.bytes_per_token() * num_tokens * info.num_layers);
 }
 
 }  // namespace vericache

@@ -14,6 +14,7 @@ Session Session::Fork() const {
   auto state = std::make_unique<State>(state_->full.Fork());
   state->tokens = state_->tokens;
   state->draft_spec = state_->draft_spec;
+  state->scores = state_->scores;
   if (state_->draft.has_value()) state->draft.emplace(state_->draft->Copy());
   return Session(std::move(state));
 }

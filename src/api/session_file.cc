@@ -1,10 +1,10 @@
 // Session files: full KV, draft KV and token ids of a conversation.
 //
-//   "VCSESS02" | u64 header bytes | header | token ids (i32) | full blocks (f16) | draft bytes |
-//   SHA-256 over everything before it
+//   "VCSESS03" | u64 header bytes | header | token ids (i32) | full blocks (f16) | draft bytes |
+//   score bytes | SHA-256 over everything before it
 // The header is a list of length-prefixed strings: model digest, tokenizer digest, contract, KV
-// shape, number of tokens, draft spec, draft bytes. A file is written beside its place and renamed,
-// so the old one stays until the new one is whole.
+// shape, number of tokens, draft spec, draft bytes, score bytes. A file is written beside its place
+// and renamed, so the old one stays until the new one is whole.
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -23,7 +23,7 @@
 namespace vericache {
 namespace {
 
-constexpr std::string_view kMagic = "VCSESS02";
+constexpr std::string_view kMagic = "VCSESS03";
 constexpr size_t kMaxHeaderBytes = 1 << 16;
 
 void AppendField(std::string_view field, std::string* out) {
@@ -105,10 +105,11 @@ absl::Status Engine::SaveSession(const Session& session, const std::string& path
   VC_ASSIGN_OR_RETURN(const std::string digest, const_cast<Engine*>(this)->ModelDigest());
   std::string draft;
   if (state.draft.has_value()) state.draft->AppendTo(&draft);
-  std::string header;
-  for (const std::string& field :
-       {digest, impl_->tokenizer->digest(), std::string(kContractId), ShapeText(state.full.shape()),
-        StrCat(state.full.num_tokens()), state.draft_spec, StrCat(draft.size())})
+  std::string header, scores;
+  AppendScores(state.scores, &scores);
+  for (const std::string& field : {digest, impl_->tokenizer->digest(), std::string(kContractId),
+                                   ShapeText(state.full.shape()), StrCat(state.full.num_tokens()),
+                                   state.draft_spec, StrCat(draft.size()), StrCat(scores.size())})
     AppendField(field, &header);
   AtomicFile file(path);
   const uint64_t header_bytes = header.size();
@@ -120,6 +121,7 @@ absl::Status Engine::SaveSession(const Session& session, const std::string& path
   for (int64_t block = 0; block < num_blocks; ++block)
     file.Write(state.full.block(block), state.full.block_bytes());
   file.Write(draft.data(), draft.size());
+  file.Write(scores.data(), scores.size());
   return file.Commit();
 }
 
@@ -142,9 +144,9 @@ absl::StatusOr<Session> Engine::LoadSession(const std::string& path) const {
   if (header_bytes > in.size() || header_bytes > kMaxHeaderBytes) return damaged("header");
   std::string_view header = in.substr(0, header_bytes);
   in.remove_prefix(header_bytes);
-  std::string model, tokenizer, contract, shape, tokens_text, spec_text, draft_text;
+  std::string model, tokenizer, contract, shape, tokens_text, spec_text, draft_text, score_text;
   for (std::string* field :
-       {&model, &tokenizer, &contract, &shape, &tokens_text, &spec_text, &draft_text})
+       {&model, &tokenizer, &contract, &shape, &tokens_text, &spec_text, &draft_text, &score_text})
     if (!TakeField(&header, field)) return damaged("header");
   VC_ASSIGN_OR_RETURN(const std::string digest, const_cast<Engine*>(this)->ModelDigest());
   const KvShape& kv_shape = impl_->model->config.kv_shape();
@@ -154,15 +156,17 @@ absl::StatusOr<Session> Engine::LoadSession(const std::string& path) const {
     return absl::FailedPreconditionError(
         StrCat("session ", path, " was made under ", contract, ", this is ", kContractId));
   int64_t num_tokens = 0;
-  uint64_t draft_bytes = 0;
+  uint64_t draft_bytes = 0, score_bytes = 0;
   if (!ParseInt(tokens_text, &num_tokens) || num_tokens < 0 ||
-      num_tokens > impl_->model->config.context_length || !ParseInt(draft_text, &draft_bytes))
+      num_tokens > impl_->model->config.context_length || !ParseInt(draft_text, &draft_bytes) ||
+      !ParseInt(score_text, &score_bytes) || draft_bytes > in.size() || score_bytes > in.size())
     return damaged("counts");
   Session session = NewSession();
   Session::State& state = *session.state_;
   const size_t block_bytes = state.full.block_bytes();
   const uint64_t num_blocks = CeilDiv(num_tokens, kBlockTokens);
-  if (in.size() != num_tokens * sizeof(TokenId) + num_blocks * block_bytes + draft_bytes)
+  if (in.size() !=
+      num_tokens * sizeof(TokenId) + num_blocks * block_bytes + draft_bytes + score_bytes)
     return damaged("length");
   state.tokens.resize(num_tokens);
   std::memcpy(state.tokens.data(), in.data(), num_tokens * sizeof(TokenId));
@@ -170,10 +174,15 @@ absl::StatusOr<Session> Engine::LoadSession(const std::string& path) const {
   VC_RETURN_IF_ERROR(state.full.ResizeForLoad(num_tokens));
   for (uint64_t block = 0; block < num_blocks; ++block, in.remove_prefix(block_bytes))
     std::memcpy(state.full.mutable_block(block), in.data(), block_bytes);
+  const KvShape& s = kv_shape;
+  if (!ReadScores(in.substr(draft_bytes), s.num_layers * s.num_kv_heads, num_tokens, &state.scores)
+           .ok())
+    return damaged("scores");
   if (draft_bytes == 0) return session;
+  in = in.substr(0, draft_bytes);
   VC_ASSIGN_OR_RETURN(const DraftSpec spec, ParseDraftSpec(spec_text));
   state.draft_spec = spec_text;
-  state.draft.emplace(kv_shape, spec.codec, impl_->model->kernels);
+  state.draft.emplace(NewDraftKv(kv_shape, spec, impl_->model->kernels));
   VC_RETURN_IF_ERROR(state.draft->ReadFrom(&in));
   if (!in.empty() || state.draft->num_tokens() != num_tokens) return damaged("draft KV");
   return session;

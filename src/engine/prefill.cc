@@ -6,6 +6,7 @@
 #include "base/status_macros.h"
 #include "base/text.h"
 #include "engine/query_window.h"
+#include "engine/scorers.h"
 #include "kv/selectors/selector.h"
 
 namespace vericache {
@@ -47,26 +48,75 @@ absl::Status Prefill::ComputeRows(Sequence* sequence, const PrefillOptions& opti
   return ForEachChunk(sequence, options, last_pos, observer, last, [](int64_t) { return true; });
 }
 
-void Reselect(Sequence* sequence, const QueryRows& queries, const KernelTable* kernels,
-              ThreadPool* pool) {
+void Reselect(Sequence* sequence, const FullKv& full, const QueryRows& queries,
+              const KernelTable* kernels, ThreadPool* pool) {
   SelectInput input;
-  input.full = &sequence->full;
+  input.full = &full;
   input.queries = &queries;
+  input.scores = sequence->scores.get();
+  input.floor = sequence->floor.get();
+  input.file = sequence->kept_file.get();
   input.kernels = kernels;
   input.pool = pool;
-  sequence->draft->Rebuild(sequence->full, SelectPositions(sequence->spec, input), pool);
+  sequence->draft->Rebuild(full, SelectPositions(sequence->spec, input), pool);
+}
+
+// A session's draft is extended by the exact new rows where what would choose anew is missing: a
+// short turn's queries would vote worse than the long prompt's did.
+bool Prefill::ExtendsDraft(const Sequence& s, const QueryRows& queries) const {
+  if (!s.draft.has_value()) return false;
+  if (s.spec.uses_queries()) return queries.num_rows < QueryRowsWanted(s.spec);
+  return s.spec.selector == SelectorKind::kKept ||
+         (s.spec.score_kind() != ScoreKind::kNone && s.scores == nullptr);
 }
 
 void Prefill::BuildDraft(Sequence* sequence, const QueryRows& queries) {
-  // A session's draft is extended by the exact new rows where there are too few new queries to
-  // choose anew: a short turn would vote worse than the long prompt did.
-  if (sequence->draft.has_value() && queries.num_rows < QueryRowsWanted(sequence->spec)) {
+  if (ExtendsDraft(*sequence, queries)) {
     sequence->draft->CommitRows(sequence->full, sequence->draft->num_tokens(),
                                 sequence->full.num_tokens(), pool_);
     return;
   }
-  sequence->draft.emplace(model_->config.kv_shape(), sequence->spec.codec, model_->kernels);
-  Reselect(sequence, queries, model_->kernels, pool_);
+  sequence->draft.emplace(NewDraftKv(model_->config.kv_shape(), sequence->spec, model_->kernels));
+  Reselect(sequence, sequence->full, queries, model_->kernels, pool_);
+}
+
+absl::Status Prefill::Observe(Sequence* sequence, const PrefillOptions& options,
+                              ForwardObserver* observer) {
+  HiddenRows last;
+  return ComputeRows(sequence, options, observer, &last);
+}
+
+absl::Status Prefill::ScorePrompt(Sequence* sequence, const PrefillOptions& options) {
+  if (HasScores(*sequence)) return absl::OkStatus();
+  PromptScorer scorer(sequence->spec, model_, sequence->num_prompt, pool_);
+  if (scorer.observer() != nullptr) {
+    Sequence again(FullKv(model_->config.kv_shape(), model_->kernels), sequence->sampler);
+    again.tokens.assign(sequence->tokens.begin(), sequence->tokens.begin() + sequence->num_prompt);
+    VC_RETURN_IF_ERROR(Observe(&again, options, scorer.observer()));
+  }
+  VC_ASSIGN_OR_RETURN(std::shared_ptr<const KeyScores> scores,
+                      scorer.Finish(*sequence, options, this));
+  SetScores(sequence, std::move(scores));
+  return absl::OkStatus();
+}
+
+// The prompt's missing rows. The observers that a cold prompt's scores need see the same pass.
+absl::Status Prefill::ComputePrompt(Sequence* s, const PrefillOptions& options, HiddenRows* last) {
+  ObserverList observers;
+  if (s->queries.has_value()) observers.Add(&*s->queries);
+  const bool wants_scores =
+      !HasScores(*s) && (!s->draft.has_value() || s->spec.selector == SelectorKind::kVerify);
+  std::optional<PromptScorer> scorer;
+  if (wants_scores && s->full.num_tokens() == 0) {
+    scorer.emplace(s->spec, model_, s->num_prompt, pool_);
+    if (scorer->observer() != nullptr) observers.Add(scorer->observer());
+  }
+  VC_RETURN_IF_ERROR(ComputeRows(s, options, observers.empty() ? nullptr : &observers, last));
+  if (!wants_scores) return absl::OkStatus();
+  if (!scorer.has_value()) return ScorePrompt(s, options);
+  VC_ASSIGN_OR_RETURN(std::shared_ptr<const KeyScores> scores, scorer->Finish(*s, options, this));
+  SetScores(s, std::move(scores));
+  return absl::OkStatus();
 }
 
 void Prefill::EmitFirst(Sequence* sequence, const HiddenRows& last) {
@@ -95,8 +145,7 @@ absl::Status Prefill::Run(Sequence* sequence, const PrefillOptions& options) {
                               sequence->spec.reselects() ? sequence->draft_length.max() : 0);
   }
   HiddenRows last;
-  VC_RETURN_IF_ERROR(ComputeRows(
-      sequence, options, sequence->queries.has_value() ? &*sequence->queries : nullptr, &last));
+  VC_RETURN_IF_ERROR(ComputePrompt(sequence, options, &last));
   if (sequence->max_tokens <= 0) {
     sequence->finish = FinishReason::kLength;
   } else {
@@ -110,10 +159,11 @@ absl::Status Prefill::Run(Sequence* sequence, const PrefillOptions& options) {
 }
 
 absl::Status Prefill::Score(Sequence* sequence, const PrefillOptions& options, int64_t logits_begin,
-                            absl::FunctionRef<bool(int64_t, const float*)> on_row) {
+                            absl::FunctionRef<bool(int64_t, const float*)> on_row,
+                            ForwardObserver* observer) {
   std::vector<float> logits(kLogitsRows * model_->config.vocab_size);
   HiddenRows hidden;
-  return ForEachChunk(sequence, options, logits_begin, nullptr, &hidden, [&](int64_t first_pos) {
+  return ForEachChunk(sequence, options, logits_begin, observer, &hidden, [&](int64_t first_pos) {
     for (int64_t row = 0; row < hidden.num_rows; row += kLogitsRows) {
       const int64_t n = std::min(kLogitsRows, hidden.num_rows - row);
       forward_->Logits(hidden, row, n, logits.data());
@@ -123,11 +173,6 @@ absl::Status Prefill::Score(Sequence* sequence, const PrefillOptions& options, i
     }
     return true;
   });
-}
-
-absl::Status Prefill::Compute(Sequence* sequence, const PrefillOptions& options) {
-  HiddenRows last;
-  return ComputeRows(sequence, options, nullptr, &last);
 }
 
 }  // namespace vericache

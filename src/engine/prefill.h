@@ -12,9 +12,10 @@
 
 namespace vericache {
 
-// Chooses anew what the draft KV keeps, by `queries`, and makes it from the full KV.
-void Reselect(Sequence* sequence, const QueryRows& queries, const KernelTable* kernels,
-              ThreadPool* pool);
+// Chooses anew what the draft KV keeps and makes it from `full`, the sequence's own full KV or a
+// shorter fork of it. `queries` are the newest exact ones, where the spec wants them.
+void Reselect(Sequence* sequence, const FullKv& full, const QueryRows& queries,
+              const KernelTable* kernels, ThreadPool* pool);
 
 struct PrefillOptions {
   int64_t chunk_rows = 512;  // rows of one pass; any value gives the same bits
@@ -35,13 +36,23 @@ class Prefill {
   absl::Status Run(Sequence* sequence, const PrefillOptions& options);
 
   // Only the K/V, no draft and no token: a shared prefix.
-  absl::Status Compute(Sequence* sequence, const PrefillOptions& options);
+  absl::Status Compute(Sequence* sequence, const PrefillOptions& options) {
+    return Observe(sequence, options, nullptr);
+  }
+  // The same, seen by `observer` (may be null).
+  absl::Status Observe(Sequence* sequence, const PrefillOptions& options,
+                       ForwardObserver* observer);
+
+  // Makes the scores that the spec needs of the prompt, if it lacks them. The prompt's K/V are
+  // there. COST: expected, h2o: a second prefill; kvzip: its repetitions.
+  absl::Status ScorePrompt(Sequence* sequence, const PrefillOptions& options);
 
   // Teacher-forced pass over all tokens that `sequence->full` lacks: on_row(pos, logits) for every
   // row at position pos >= logits_begin, in order; logits [vocab_size] choose the token at pos + 1.
-  // False ends the pass early. Used by audit and perplexity.
+  // False ends the pass early. Used by audit, perplexity and replays. `observer` may be null.
   absl::Status Score(Sequence* sequence, const PrefillOptions& options, int64_t logits_begin,
-                     absl::FunctionRef<bool(int64_t pos, const float* logits)> on_row);
+                     absl::FunctionRef<bool(int64_t pos, const float* logits)> on_row,
+                     ForwardObserver* observer = nullptr);
 
  private:
   // Computes and commits the missing rows pass by pass; after each, `hidden` holds its rows at
@@ -51,6 +62,8 @@ class Prefill {
                             absl::FunctionRef<bool(int64_t first_pos)> on_chunk);
   absl::Status ComputeRows(Sequence* sequence, const PrefillOptions& options,
                            ForwardObserver* observer, HiddenRows* last);
+  absl::Status ComputePrompt(Sequence* sequence, const PrefillOptions& options, HiddenRows* last);
+  bool ExtendsDraft(const Sequence& sequence, const QueryRows& queries) const;
   void BuildDraft(Sequence* sequence, const QueryRows& queries);
   void EmitFirst(Sequence* sequence, const HiddenRows& last);
 

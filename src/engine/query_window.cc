@@ -23,12 +23,12 @@ void QueryWindow::OnLayer(const LayerRows& rows) {
   end_pos_ = rows.first_pos + rows.num_rows;
 }
 
-QueryRows QueryWindow::Take(int64_t end) const {
+QueryRows QueryWindow::Take(int64_t end, int64_t max_rows) const {
   QueryRows out;
   out.num_heads = num_heads_;
   // Slots hold the positions from end_pos - num_slots on.
   end = std::clamp(end, first_pos_, end_pos_);
-  out.first_pos = std::max({first_pos_, end_pos_ - num_slots_, end - num_rows_});
+  out.first_pos = std::max({first_pos_, end_pos_ - num_slots_, end - max_rows});
   out.num_rows = std::max<int64_t>(0, end - out.first_pos);
   for (const std::vector<float>& ring : ring_) {
     std::vector<float> q(out.num_rows * row_floats_);

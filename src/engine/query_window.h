@@ -19,9 +19,10 @@ class QueryWindow : public ForwardObserver {
   // Rows that a pass may bring and Take() then reject: at most max_rejected.
   QueryWindow(const ModelConfig& config, int num_rows, int max_rejected = 0);
   void OnLayer(const LayerRows& rows) override;
-  // The last rows before position `end`, oldest first: at most num_rows of them.
+  // The last rows before position `end`, oldest first: at most `max_rows` of them.
   // REQUIRES: at most max_rejected rows were seen from `end` on.
-  QueryRows Take(int64_t end) const;
+  QueryRows Take(int64_t end, int64_t max_rows) const;
+  QueryRows Take(int64_t end) const { return Take(end, num_rows_); }
   QueryRows Take() const { return Take(end_pos_); }
 
  private:

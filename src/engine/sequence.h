@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <vector>
 
@@ -19,6 +20,7 @@
 #include "kv/draft_kv.h"
 #include "kv/draft_spec.h"
 #include "kv/full_kv.h"
+#include "kv/selectors/selector.h"
 
 namespace vericache {
 
@@ -33,6 +35,13 @@ struct RoundStats {
   size_t full_bytes = 0;
 };
 
+// How the model is asked to repeat its prompt, for kvzip: instruction, start of the answer.
+struct RepeatPrompt {
+  std::vector<TokenId> first;   // "repeat the context": before the answer with the first chunk
+  std::vector<TokenId> next;    // "repeat the part that starts with": for later chunks
+  std::vector<TokenId> answer;  // end of the user's turn and head of the assistant's
+};
+
 struct Sequence {
   std::vector<TokenId> tokens;
   int64_t num_prompt = 0;  // tokens[0, num_prompt) are the prompt
@@ -41,6 +50,11 @@ struct Sequence {
   DraftSpec spec;
   std::optional<DraftKv> draft;        // set by prefill unless spec is off
   std::optional<QueryWindow> queries;  // set by prefill if spec.reselects()
+  // What selectors need besides the K/V and the newest queries (engine/scorers.h).
+  std::shared_ptr<const KeyScores> scores;   // of spec.score_key(); set by prefill if needed
+  std::shared_ptr<const KeptSet> floor;      // follows from scores: verify with a floor
+  std::shared_ptr<const KeptSet> kept_file;  // set by the owner: kept
+  RepeatPrompt repeat_prompt;                // set by the owner: kvzip
   Sampler sampler;
   DraftLength draft_length = DraftLength::Auto();
   std::function<bool(TokenId)> ends_generation;  // EOS and its kin

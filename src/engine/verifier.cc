@@ -123,8 +123,8 @@ bool Verifier::TakeRow(Plan* plan, const float* logits) {
 void Verifier::CommitDraft(Sequence* s, int64_t pos_begin, int64_t pos_end) {
   if (!s->queries.has_value() || s->done())
     return s->draft->CommitRows(s->full, pos_begin, pos_end, pool_);
-  const QueryRows queries = s->queries->Take(s->full.num_tokens());
-  Reselect(s, queries, model_->kernels, pool_);
+  const int64_t rows = QueryRowsOfRound(s->spec, pos_end - pos_begin);
+  Reselect(s, s->full, s->queries->Take(pos_end, rows), model_->kernels, pool_);
 }
 
 // The K/V kept are this pass's rows of the pending token and of all emitted tokens but the last.

@@ -15,6 +15,7 @@
 #include <ctime>
 #include <functional>
 #include <memory>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -230,9 +231,7 @@ void BenchDraft(const KernelTable& table, int heads_per_kv, int head_dim, int64_
   const int num_heads = 48;
   const int64_t groups = kept / kDraftGroup;
   const int64_t values = groups * kDraftGroup * head_dim;
-  const size_t bytes = format == DraftFormat::kF16    ? values * 2
-                       : format == DraftFormat::kInt8 ? values
-                                                      : values / 2;
+  const size_t bytes = values * BitsOf(format) / 8;
   AlignedBuffer<uint8_t> data(num_heads * 2 * bytes);
   for (size_t i = 0; i < data.size(); ++i) {
     data[i] = format == DraftFormat::kF16 && i % 2 == 1 ? 0x38 : static_cast<uint8_t>(i * 167 >> 3);
@@ -288,8 +287,10 @@ void BenchShape(const KernelTable& table, int heads_per_kv, int head_dim, int re
     }
   }
   for (const int64_t kept : {3264, 8192}) {
-    BenchDraft(table, heads_per_kv, head_dim, kept, DraftFormat::kInt4, "int4", repetitions);
-    BenchDraft(table, heads_per_kv, head_dim, kept, DraftFormat::kInt8, "int8", repetitions);
+    for (int bits = 2; bits <= 8; ++bits) {
+      BenchDraft(table, heads_per_kv, head_dim, kept, static_cast<DraftFormat>(bits),
+                 ("int" + std::to_string(bits)).c_str(), repetitions);
+    }
     BenchDraft(table, heads_per_kv, head_dim, kept, DraftFormat::kF16, "f16 ", repetitions);
   }
 }

@@ -176,13 +176,14 @@ size_t AttnScratchFloats(int64_t head_dim) {
   return 4096 + 32 * RoundUp16(head_dim) + static_cast<size_t>(kMaxAttnRows) * 64 + 64;
 }
 
-// Scores [num_heads][keys], sum lanes [num_heads][16], accumulators [num_heads][channels], fp32
-// copies of a group of K or V (at least 16 KB) and of its scales, and room to align.
+// Per head scores [keys], output, lanes of minima (half the channels), int8 products and the
+// rotated query; fp32 copies of a group of K or V (at least 16 KB), its scales and its codes, a
+// byte each; room to align.
 size_t DraftScratchFloats(int64_t num_heads, int64_t num_keys, int64_t head_dim) {
   const size_t channels = RoundUp16(head_dim);
-  // Scores, output, and for coded keys lanes of minima (half the channels) and int8 products.
-  const size_t per_head = RoundUp16(num_keys) + kKvLanes + 2 * channels;
-  return static_cast<size_t>(num_heads) * per_head + 4096 + (kDraftGroup + 3) * channels + 64;
+  const size_t per_head = RoundUp16(num_keys) + kKvLanes + 3 * channels;
+  const size_t group = (kDraftGroup + 3 + kDraftGroup / sizeof(float)) * channels;
+  return static_cast<size_t>(num_heads) * per_head + 4096 + group + 64;
 }
 
 }  // namespace vericache

@@ -25,6 +25,7 @@ namespace {
     ns::FillRows(&table);              \
     ns::FillAttention(&table);         \
     ns::FillDraftAttention(&table);    \
+    ns::FillDraftEncode(&table);       \
     return table;                      \
   }()
 

@@ -107,6 +107,9 @@ struct KernelTable {
   void (*f16_to_f32)(const uint16_t* x, int64_t n, float* y);
   ArgmaxResult (*argmax)(const float* x, int64_t n);
   void (*exp)(const float* x, int64_t n, float* y);
+  // y[i] += softmax(x)[i] for n >= 1 values; x is lost. A row that is not finite adds nothing. Used
+  // by compressors.
+  void (*add_softmax)(float* x, int64_t n, float* y);
 
   // --- Attention over full KV ----------------------------------------------------------------
   // Writes the state of all rows over positions [segment * 1024, +1024) of `kv`. Rows that see no
@@ -126,11 +129,22 @@ struct KernelTable {
   void (*key_scores)(const FullKvView& kv, int kv_head, const AttnRows& rows, int64_t key_begin,
                      int64_t key_end, float* scores, int64_t ld);
 
-  // --- Attention over draft KV ---------------------------------------------------------------
+  // --- Draft KV ------------------------------------------------------------------------------
+  // Codes of one block (kv_view.h) of a format other than f16. x: 32 rows of 32 values, `stride`
+  // values apart; scale, min: [32] f16. Per row min is the least value, and scale * (largest code)
+  // the range above it, both rounded to f16 before they serve to encode; a NaN counts as 0.
+  void (*encode_block)(DraftFormat format, const float* x, int64_t stride, uint8_t* block,
+                       uint16_t* scale, uint16_t* min);
   // One position: `num_heads` <= kMaxAttnRows query rows q [num_heads][head_dim] (scaled) against
-  // all keys of `kv`; out [num_heads][ldo]. scratch: DraftScratchFloats(num_heads, keys, head_dim).
+  // the keys of `kv` (of its selected groups, if it names any, and its tail); out [num_heads][ldo].
+  // scratch: DraftScratchFloats(num_heads, kv.num_keys_read(), head_dim).
   void (*attend_draft)(const DraftHeadView& kv, const float* q, int num_heads, float* out,
                        int64_t ldo, float* scratch);
+  // rank[g] = the largest over the heads of an upper bound of q . k for the keys k of group g: the
+  // sum over channels of max(q min, q (min + scale * largest code)). -inf where no head's bound is
+  // a number. REQUIRES: kv has k_scale and k_min. scratch: num_heads * head_dim floats.
+  void (*group_bounds)(const DraftHeadView& kv, const float* q, int num_heads, float* rank,
+                       float* scratch);
 };
 
 // Floats of scratch for attend_segment / attend_draft; the same for every table.

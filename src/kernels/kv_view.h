@@ -49,30 +49,44 @@ struct FullKvView {
   }
 };
 
-// Number formats of stored draft keys and values.
-enum class DraftFormat : uint8_t { kF16, kInt8, kInt4 };
+// Number formats of stored draft keys and values; the value is the number of bits of one code.
+enum class DraftFormat : uint8_t {
+  kInt2 = 2,
+  kInt3 = 3,
+  kInt4 = 4,
+  kInt5 = 5,
+  kInt6 = 6,
+  kInt7 = 7,
+  kInt8 = 8,
+  kF16 = 16,
+};
+constexpr int BitsOf(DraftFormat format) { return static_cast<int>(format); }
 
 // One KV head of one layer of a draft KV: `num_groups` groups of 32 kept keys in the codec's
 // format, then `num_tail` keys in f16.
 //
 // Codes are asymmetric: value = min + scale * code, scale and min in f16; head_dim is a multiple of
-// 32. Four codes that meet in one sum lie side by side, so that one instruction multiplies them.
-//   K per channel over the group's 32 keys (compressors.md, "Ours"):
-//     kF16    k_data [num_groups][2][head_dim][16] f16
-//     kInt8   k_data [num_groups][head_dim / 4][2][16 keys][4 channels] u8
-//     kInt4   k_data [num_groups][head_dim / 4][16][4] u8: a byte of key i holds key i (low nibble)
-//             and key i + 16 (high)
+// 32. K is coded per channel over the group's 32 keys, V per key over 32 channels (compressors.md,
+// "Ours"). Codes are stored in blocks of 1,024: 32 rows, which are summed over, of 32 lanes, which
+// stay apart. Four rows that meet in one sum (a step) lie side by side, so that one instruction
+// multiplies them.
+//     K       k_data [num_groups][head_dim / 32] blocks: a row is a channel, a lane is a key
 //             k_scale / k_min [num_groups][head_dim] f16
-//   V per key over groups of 32 channels, `part` 0 to head_dim / 32 - 1:
-//     kF16    v_data [num_groups][padded_head_dim / 16][32][16] f16
-//     kInt8   v_data [num_groups][part][32 / 4][2][16 channels][4 keys] u8
-//     kInt4   v_data [num_groups][part][32 / 4][16][4] u8: a byte of channel i holds channel i
-//     (low)
-//             and channel i + 16 (high) of its part
-//             v_scale / v_min [num_groups][part][32 keys] f16
-//   The tail: tail_k [ceil(num_tail / 16)][head_dim][16] f16,
-//             tail_v [ceil(num_tail / 16)][padded_head_dim / 16][16 keys][16 channels] f16.
-// Unused lanes of the last tail group hold zeros.
+//     V       v_data [num_groups][head_dim / 32] blocks: a row is a key, a lane is a channel
+//             v_scale / v_min [num_groups][head_dim / 32][32 keys] f16
+// A block of n-bit codes takes 128 n bytes; row r is row r % 4 of step r / 4:
+//     kInt8   [8 steps][2][16 lanes][4 rows] u8, lanes from 16 on in the second half
+//     others  planes of 4, 2 and 1 bits, as many as add up to n, in this order and behind each
+//             other; the first plane has the lowest bits of a code (7 = 4 + 2 + 1, 3 = 2 + 1).
+//             A plane of w bits: [8 w / 4][16 lanes][4 rows] u8. A byte holds 4 / w steps: step t
+//             of lane i from bit w (t % (4 / w)) on, and of lane i + 16 four bits higher.
+//             So kInt4 is [8 steps][16][4] u8, lane i in the low nibble and i + 16 in the high one.
+// Groups in f16 (of K, of V or of both):
+//     K       k_data [num_groups][2][head_dim][16] f16
+//     V       v_data [num_groups][padded_head_dim / 16][32][16] f16
+// The tail: tail_k [ceil(num_tail / 16)][head_dim][16] f16,
+//           tail_v [ceil(num_tail / 16)][padded_head_dim / 16][16 keys][16 channels] f16.
+// Unused lanes of the last tail group are never multiplied; DraftKv keeps zeros there.
 struct DraftHeadView {
   DraftFormat k_format = DraftFormat::kF16;
   DraftFormat v_format = DraftFormat::kF16;
@@ -87,8 +101,20 @@ struct DraftHeadView {
   int64_t num_tail = 0;
   const uint16_t* tail_k = nullptr;
   const uint16_t* tail_v = nullptr;
+  // Coded groups hold their keys and values rotated: every 32 channels times H32 / sqrt(32), a
+  // Hadamard matrix (arXiv 2404.00456). Whatever is in f16 is not rotated.
+  bool rotated = false;
+  // Query-time reading (arXiv 2406.10774). 0: a step reads all groups. Otherwise it ranks them by
+  // KernelTable::group_bounds and reads the best `num_selected` < num_groups; `groups` are those,
+  // ascending, once they are known (model/attention.h), and kernels then read no other. The bounds
+  // of a channel are k_min and k_min + k_scale * (largest code); for f16 groups that code is 1.
+  int64_t num_selected = 0;
+  const int32_t* groups = nullptr;  // [num_selected], or null: all
 
   int64_t num_keys() const { return num_groups * kDraftGroup + num_tail; }
+  int64_t num_groups_read() const { return groups != nullptr ? num_selected : num_groups; }
+  int64_t num_keys_read() const { return num_groups_read() * kDraftGroup + num_tail; }
+  int64_t GroupAt(int64_t i) const { return groups != nullptr ? groups[i] : i; }
 };
 
 // What one row group attends to in one layer.
@@ -123,7 +149,11 @@ class ForwardObserver {
     const float* q;       // [num_rows][num_heads * head_dim], after rope, before scaling
     const float* k;       // [num_rows][num_kv_heads * head_dim], after rope
     const float* v;       // [num_rows][num_kv_heads * head_dim]
+    const float* raw_q;   // q before rope; null unless wants_raw_queries()
+    KvView kv;            // all rows of the layer so far, these included
   };
+  virtual bool wants_raw_queries() const { return false; }
+  // Called between passes over weights, on the thread that runs the pass.
   virtual void OnLayer(const LayerRows& rows) = 0;
 };
 

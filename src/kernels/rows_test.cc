@@ -217,6 +217,30 @@ TEST(Rows, ArgmaxOverAVocabulary) {
   }
 }
 
+TEST(Rows, AddSoftmaxIsTheJudgesAndNearTheTruth) {
+  ForAll([](const KernelTable& table, int64_t n) {
+    if (n == 0) return;
+    TestRandom random(n);
+    const std::vector<float> x = random.Floats(n, 6.0f), before = random.Floats(n, 1.0f);
+    std::vector<float> got = before, want = before, lost = x, lost_too = x;
+    table.add_softmax(lost.data(), n, got.data());
+    Judge().add_softmax(lost_too.data(), n, want.data());
+    EXPECT_EQ(got, want);
+    double max = -1e300, sum = 0;
+    for (float v : x) max = std::max<double>(max, v);
+    for (float v : x) sum += std::exp(v - max);
+    for (int64_t i = 0; i < n; ++i)
+      EXPECT_NEAR(got[i] - before[i], std::exp(x[i] - max) / sum, 2e-6) << i;
+    // A query that is not finite votes for nothing.
+    for (float bad : {kNan, kInf, -kInf}) {
+      std::vector<float> row = x, votes = before;
+      row[n - 1] = bad;
+      table.add_softmax(row.data(), n, votes.data());
+      EXPECT_EQ(votes, before) << bad;
+    }
+  });
+}
+
 TEST(Rows, ExpIsNearTheTruth) {
   std::vector<float> x(200001), y(x.size());
   for (size_t i = 0; i < x.size(); ++i) x[i] = -87.0f + 175.0f * static_cast<float>(i) / 200000.0f;

@@ -11,6 +11,7 @@
   void FillRows(KernelTable* table);           \
   void FillAttention(KernelTable* table);      \
   void FillDraftAttention(KernelTable* table); \
+  void FillDraftEncode(KernelTable* table);    \
   }
 
 VC_DECLARE_KERNEL_PARTS(scalar_baseline)

@@ -1,45 +1,100 @@
 #include "kv/draft_kv.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 
 #include "base/check.h"
 #include "base/float16.h"
 #include "base/types.h"
 #include "kv/codecs/int_codec.h"
+#include "kv/codecs/rotation.h"
+#include "kv/gather.h"
 
 namespace vericache {
 namespace {
 
-// One row of one KV head out of a full block: k, v [head_dim] f16.
-void ReadFullRow(const FullKvView& view, int kv_head, int64_t pos, uint16_t* k, uint16_t* v) {
-  const uint16_t* base = view.Head(pos / kBlockTokens, kv_head);
-  const int64_t slot = pos % kBlockTokens;
-  const int d = view.shape.head_dim;
-  const uint16_t* k_group = base + (slot / kKvLanes) * d * kKvLanes + slot % kKvLanes;
-  const uint16_t* v_base = base + view.shape.k_block_values();
-  for (int c = 0; c < d; ++c) {
-    k[c] = k_group[c * kKvLanes];
-    v[c] = v_base[((c / 16) * kBlockTokens + slot) * 16 + c % 16];
+// Fewer would leave out too much: the group of the sinks, the one of the question, and one more.
+constexpr int64_t kMinSelectedGroups = 3;
+
+// From [head_dim][32 keys] to [2][head_dim][16].
+void StoreHalfKeys(const uint16_t* k, int head_dim, uint8_t* dst) {
+  for (int half = 0; half < 2; ++half) {
+    for (int c = 0; c < head_dim; ++c, dst += 32)
+      std::memcpy(dst, k + c * kDraftGroup + half * kKvLanes, 32);
+  }
+}
+
+// From [32 keys][padded] to [padded / 16][32][16].
+void StoreHalfValues(const uint16_t* v, int padded, uint8_t* dst) {
+  for (int c = 0; c < padded; c += 16) {
+    for (int key = 0; key < kDraftGroup; ++key, dst += 32)
+      std::memcpy(dst, v + key * padded + c, 32);
+  }
+}
+
+// Bounds of one f16 group: per channel the least key, and how far the largest lies above it,
+// rounded up, so that no key is outside.
+void BoundKeys(const float* k, int head_dim, uint16_t* range, uint16_t* min) {
+  for (int c = 0; c < head_dim; ++c, k += kDraftGroup) {
+    const auto [low, high] = std::minmax_element(k, k + kDraftGroup);
+    min[c] = F32ToF16Saturated(*low);
+    range[c] = F32ToF16Saturated(*high - *low);
+    if (F16ToF32(range[c]) < *high - *low && F16ToF32(range[c]) < kF16Max) ++range[c];
   }
 }
 
 }  // namespace
 
-DraftKv::DraftKv(const KvShape& shape, DraftFormat codec, const KernelTable* kernels)
+int64_t QueryTimeReads::NumSelected(int64_t num_groups) const {
+  const double share = std::ceil(fraction * static_cast<double>(num_groups));
+  return std::min(num_groups, std::max(kMinSelectedGroups, static_cast<int64_t>(share)));
+}
+
+DraftKv::DraftKv(const KvShape& shape, absl::Span<const DraftCodec> codec_of_layer,
+                 const KernelTable* kernels)
     : shape_(shape),
       kernels_(kernels),
-      codec_(shape.head_dim % 32 == 0 ? codec : DraftFormat::kF16),
+      codecs_(codec_of_layer.begin(), codec_of_layer.end()),
       heads_(static_cast<size_t>(shape.num_layers) * shape.num_kv_heads),
       views_(shape.num_kv_heads),
-      provisional_(shape.num_layers, 0) {}
+      provisional_(shape.num_layers, 0) {
+  VC_CHECK(codecs_.size() == static_cast<size_t>(shape.num_layers));
+  if (shape.head_dim % 32 == 0) return;
+  for (DraftCodec& codec : codecs_) {
+    falls_back_ = falls_back_ || codec.has_codes();
+    codec = DraftCodec();
+  }
+}
+
+DraftKv::DraftKv(const KvShape& shape, const DraftCodec& codec, const KernelTable* kernels)
+    : DraftKv(shape, std::vector<DraftCodec>(shape.num_layers, codec), kernels) {}
+
+void DraftKv::SetQueryTimeReads(double fraction, int whole_layers) {
+  VC_CHECK(fraction > 0 && fraction <= 1);
+  for (const Head& head : heads_) VC_CHECK(head.num_groups == 0 && head.num_tail == 0);
+  reads_ = {fraction, whole_layers};
+}
+
+DraftKv::GroupSizes DraftKv::SizesOf(int layer) const {
+  if (!HasGroups(layer)) return {};
+  const DraftCodec& codec = codecs_[layer];
+  const size_t d = shape_.head_dim, dv = shape_.padded_head_dim();
+  const bool k_codes = codec.k != DraftFormat::kF16, v_codes = codec.v != DraftFormat::kF16;
+  return {GroupCodeBytes(codec.k, d), GroupCodeBytes(codec.v, v_codes ? d : dv),
+          k_codes || reads_.In(layer) ? d : 0, v_codes ? d : 0};
+}
+
+int64_t DraftKv::NumFreshGroups(const DraftCodec& codec, int64_t num_keys) {
+  return std::max<int64_t>(0, num_keys - codec.tail_keys) / kDraftGroup;
+}
 
 // Once: rows that come and go allocate nothing.
 void DraftKv::ReserveScratch(size_t num_threads) {
-  const size_t d = shape_.head_dim;
+  const size_t size = static_cast<size_t>(kDraftGroup) * shape_.padded_head_dim();
   while (scratch_.size() < num_threads)
-    scratch_.push_back({std::vector<uint16_t>(d), std::vector<uint16_t>(d),
-                        std::vector<float>(kDraftGroup * d), std::vector<float>(kDraftGroup * d)});
+    scratch_.push_back({AlignedBuffer<uint16_t>(size), AlignedBuffer<uint16_t>(size),
+                        AlignedBuffer<float>(size), AlignedBuffer<float>(size)});
 }
 
 // tail_k: [group of 16 keys][head_dim][16 keys];
@@ -62,6 +117,30 @@ void DraftKv::PushTail(Head* head, const uint16_t* k, const uint16_t* v) {
   ++head->num_tail;
 }
 
+// The same for rows of a full KV, many at a time.
+void DraftKv::PushTailRows(const FullKvView& view, int kv_head, absl::Span<const int32_t> positions,
+                           Head* head) {
+  const size_t d = shape_.head_dim, dv = shape_.padded_head_dim();
+  while (!positions.empty()) {
+    const int64_t group = head->num_tail / kKvLanes, lane = head->num_tail % kKvLanes;
+    const size_t n = std::min<size_t>(positions.size(), kKvLanes - lane);
+    if (lane == 0) {
+      head->tail_k.ResizeKeep((group + 1) * d * kKvLanes);
+      head->tail_v.ResizeKeep((group + 1) * dv * kKvLanes);
+      if (n < kKvLanes) {
+        std::memset(head->tail_k.data() + group * d * kKvLanes, 0, d * kKvLanes * 2);
+        std::memset(head->tail_v.data() + group * dv * kKvLanes, 0, dv * kKvLanes * 2);
+      }
+    }
+    const absl::Span<const int32_t> part = positions.subspan(0, n);
+    GatherKeys(view, kv_head, part, kKvLanes, head->tail_k.data() + group * d * kKvLanes + lane);
+    GatherValues(view, kv_head, part, kKvLanes * 16, 16,
+                 head->tail_v.data() + (group * dv + lane) * 16);
+    head->num_tail += static_cast<int64_t>(n);
+    positions.remove_prefix(n);
+  }
+}
+
 // REQUIRES: count is a multiple of 16.
 void DraftKv::DropTailFront(Head* head, int64_t count) {
   const size_t k_size = count * shape_.head_dim, v_size = count * shape_.padded_head_dim();
@@ -74,65 +153,82 @@ void DraftKv::DropTailFront(Head* head, int64_t count) {
   head->tail_v.ResizeKeep(rest * shape_.padded_head_dim());
 }
 
-// k, v: [32 keys][head_dim] fp32.
-void DraftKv::EncodeGroup(Head* head, const float* k, const float* v) {
-  const int d = shape_.head_dim;
-  const int64_t group = head->num_groups++;
-  const size_t code_bytes = GroupCodeBytes(codec_, d);
-  head->k_data.ResizeKeep((group + 1) * code_bytes);
-  head->v_data.ResizeKeep((group + 1) * code_bytes);
-  head->k_scale.ResizeKeep((group + 1) * d);
-  head->k_min.ResizeKeep((group + 1) * d);
-  head->v_scale.ResizeKeep((group + 1) * d);  // 32 keys x head_dim / 32 channel groups
-  head->v_min.ResizeKeep((group + 1) * d);
-  EncodeKeyGroup(codec_, k, d, head->k_data.data() + group * code_bytes,
-                 head->k_scale.data() + group * d, head->k_min.data() + group * d);
-  EncodeValueGroup(codec_, v, d, head->v_data.data() + group * code_bytes,
-                   head->v_scale.data() + group * d, head->v_min.data() + group * d);
+void DraftKv::ResizeGroups(Head* head, int layer, int64_t num_groups) {
+  const GroupSizes sizes = SizesOf(layer);
+  head->num_groups = num_groups;
+  head->k_data.ResizeKeep(num_groups * sizes.k_bytes);
+  head->v_data.ResizeKeep(num_groups * sizes.v_bytes);
+  head->k_scale.ResizeKeep(num_groups * sizes.k_scales);
+  head->k_min.ResizeKeep(num_groups * sizes.k_scales);
+  head->v_scale.ResizeKeep(num_groups * sizes.v_scales);
+  head->v_min.ResizeKeep(num_groups * sizes.v_scales);
 }
 
-// Quantises the oldest 32 tail keys while more than kTailKeys would stay behind them.
-void DraftKv::FoldTail(Head* head, Scratch* scratch) {
-  if (codec_ == DraftFormat::kF16) return;
+// Writes group `group` from the rows in scratch->k16 and v16.
+void DraftKv::EncodeGroup(Head* head, int layer, int64_t group, Scratch* scratch) {
+  const DraftCodec& codec = codecs_[layer];
+  const GroupSizes sizes = SizesOf(layer);
   const int d = shape_.head_dim;
-  std::vector<float>&k = scratch->k, &v = scratch->v;
-  while (head->num_tail >= kTailKeys + kDraftGroup) {
-    for (int key = 0; key < kDraftGroup; ++key) {
-      const size_t group = key / kKvLanes, lane = key % kKvLanes;
-      for (int c = 0; c < d; ++c) {
-        k[key * d + c] = F16ToF32(head->tail_k[(group * d + c) * kKvLanes + lane]);
-        v[key * d + c] = F16ToF32(
-            head->tail_v[((group * (shape_.padded_head_dim() / 16) + c / 16) * kKvLanes + lane) *
-                             16 +
-                         c % 16]);
+  uint8_t* k_data = head->k_data.data() + group * sizes.k_bytes;
+  uint8_t* v_data = head->v_data.data() + group * sizes.v_bytes;
+  uint16_t* k_scale = head->k_scale.data() + group * sizes.k_scales;
+  uint16_t* k_min = head->k_min.data() + group * sizes.k_scales;
+  if (sizes.k_scales > 0)
+    kernels_->f16_to_f32(scratch->k16.data(), d * kDraftGroup, scratch->k.data());
+  if (codec.k != DraftFormat::kF16) {
+    if (codec.rotated) RotateKeys(d, scratch->k.data());
+    EncodeKeyGroup(*kernels_, codec.k, scratch->k.data(), d, k_data, k_scale, k_min);
+  } else {
+    StoreHalfKeys(scratch->k16.data(), d, k_data);
+    if (sizes.k_scales > 0) BoundKeys(scratch->k.data(), d, k_scale, k_min);
+  }
+  if (codec.v == DraftFormat::kF16)
+    return StoreHalfValues(scratch->v16.data(), shape_.padded_head_dim(), v_data);
+  kernels_->f16_to_f32(scratch->v16.data(), d * kDraftGroup, scratch->v.data());
+  if (codec.rotated) RotateValues(d, scratch->v.data());
+  EncodeValueGroup(*kernels_, codec.v, scratch->v.data(), d, v_data,
+                   head->v_scale.data() + group * sizes.v_scales,
+                   head->v_min.data() + group * sizes.v_scales);
+}
+
+// Makes groups of the oldest 32 tail keys while as many as the codec wants stay behind them.
+void DraftKv::FoldTail(Head* head, int layer, Scratch* scratch) {
+  if (!HasGroups(layer)) return;
+  const size_t d = shape_.head_dim, dv = shape_.padded_head_dim();
+  while (head->num_tail >= codecs_[layer].tail_keys + kDraftGroup) {
+    for (size_t half = 0; half < 2; ++half) {
+      const uint16_t* k = head->tail_k.data() + half * d * kKvLanes;
+      const uint16_t* v = head->tail_v.data() + half * dv * kKvLanes;
+      for (size_t c = 0; c < d; ++c)
+        std::memcpy(scratch->k16.data() + c * kDraftGroup + half * kKvLanes, k + c * kKvLanes, 32);
+      for (size_t c = 0; c < dv; c += 16) {
+        for (size_t key = 0; key < kKvLanes; ++key, v += 16)
+          std::memcpy(scratch->v16.data() + (half * kKvLanes + key) * dv + c, v, 32);
       }
     }
-    EncodeGroup(head, k.data(), v.data());
+    ResizeGroups(head, layer, head->num_groups + 1);
+    EncodeGroup(head, layer, head->num_groups - 1, scratch);
     DropTailFront(head, kDraftGroup);
   }
 }
 
 void DraftKv::RebuildHead(const FullKv& full, int layer, int kv_head,
                           absl::Span<const int32_t> kept, Scratch* scratch) {
-  const int d = shape_.head_dim;
+  const int padded = shape_.padded_head_dim();
   Head& head = HeadAt(layer, kv_head);
   head.Clear();
   const FullKvView view = full.Committed(layer);
-  const int64_t n = kept.size();
-  const int64_t num_groups =
-      codec_ == DraftFormat::kF16 ? 0 : std::max<int64_t>(0, n - kTailKeys) / kDraftGroup;
-  std::vector<uint16_t>&k16 = scratch->k16, &v16 = scratch->v16;
-  std::vector<float>&k = scratch->k, &v = scratch->v;
-  for (int64_t i = 0; i < n; ++i) {
-    ReadFullRow(view, kv_head, kept[i], k16.data(), v16.data());
-    if (i >= num_groups * kDraftGroup) {
-      PushTail(&head, k16.data(), v16.data());
-      continue;
+  if (HasGroups(layer)) ResizeGroups(&head, layer, NumFreshGroups(codecs_[layer], kept.size()));
+  for (int64_t group = 0; group < head.num_groups; ++group) {
+    const absl::Span<const int32_t> keys = kept.subspan(group * kDraftGroup, kDraftGroup);
+    for (int half = 0; half < 2; ++half) {
+      GatherKeys(view, kv_head, keys.subspan(half * kKvLanes, kKvLanes), kDraftGroup,
+                 scratch->k16.data() + half * kKvLanes);
     }
-    kernels_->f16_to_f32(k16.data(), d, k.data() + (i % kDraftGroup) * d);
-    kernels_->f16_to_f32(v16.data(), d, v.data() + (i % kDraftGroup) * d);
-    if (i % kDraftGroup == kDraftGroup - 1) EncodeGroup(&head, k.data(), v.data());
+    GatherValues(view, kv_head, keys, 16, padded, scratch->v16.data());
+    EncodeGroup(&head, layer, group, scratch);
   }
+  PushTailRows(view, kv_head, kept.subspan(head.num_groups * kDraftGroup), &head);
 }
 
 void DraftKv::Rebuild(const FullKv& full, const KeptSet& kept, ThreadPool* pool) {
@@ -152,29 +248,31 @@ void DraftKv::CommitRows(const FullKv& full, int64_t pos_begin, int64_t pos_end,
   VC_CHECK(pos_begin == num_tokens_);
   num_tokens_ = pos_end;
   ReserveScratch(pool->num_threads());
-  pool->ParallelFor(shape_.num_layers, [&](int64_t layer, int thread) {
-    const FullKvView view = full.Committed(static_cast<int>(layer));
-    Scratch& scratch = scratch_[thread];
+  pool->ParallelFor(shape_.num_layers, [&](int64_t task, int thread) {
+    const int layer = static_cast<int>(task);
+    const FullKvView view = full.Committed(layer);
     for (int h = 0; h < shape_.num_kv_heads; ++h) {
-      Head& head = HeadAt(static_cast<int>(layer), h);
-      for (int64_t pos = pos_begin; pos < pos_end; ++pos) {
-        ReadFullRow(view, h, pos, scratch.k16.data(), scratch.v16.data());
-        PushTail(&head, scratch.k16.data(), scratch.v16.data());
+      Head& head = HeadAt(layer, h);
+      for (int64_t pos = pos_begin; pos < pos_end; pos += kKvLanes) {
+        int32_t positions[kKvLanes];
+        const size_t n = std::min<int64_t>(kKvLanes, pos_end - pos);
+        for (size_t i = 0; i < n; ++i) positions[i] = static_cast<int32_t>(pos + i);
+        PushTailRows(view, h, {positions, n}, &head);
       }
-      FoldTail(&head, &scratch);
+      FoldTail(&head, layer, &scratch_[thread]);
     }
   });
 }
 
 void DraftKv::Append(int layer, const float* k, const float* v, int64_t num_rows) {
   ReserveScratch(1);
-  std::vector<uint16_t>&k16 = scratch_[0].k16, &v16 = scratch_[0].v16;
+  uint16_t *k16 = scratch_[0].k16.data(), *v16 = scratch_[0].v16.data();
   for (int64_t row = 0; row < num_rows; ++row) {
     for (int h = 0; h < shape_.num_kv_heads; ++h) {
       const size_t src = (row * shape_.num_kv_heads + h) * shape_.head_dim;
-      kernels_->f32_to_f16(k + src, shape_.head_dim, k16.data());
-      kernels_->f32_to_f16(v + src, shape_.head_dim, v16.data());
-      PushTail(&HeadAt(layer, h), k16.data(), v16.data());
+      kernels_->f32_to_f16(k + src, shape_.head_dim, k16);
+      kernels_->f32_to_f16(v + src, shape_.head_dim, v16);
+      PushTail(&HeadAt(layer, h), k16, v16);
     }
   }
   provisional_[layer] += num_rows;
@@ -205,7 +303,8 @@ KvView DraftKv::Layer(int layer) {
   for (int h = 0; h < shape_.num_kv_heads; ++h) {
     const Head& head = HeadAt(layer, h);
     DraftHeadView& view = views_[h];
-    view.k_format = view.v_format = codec_;
+    view.k_format = codecs_[layer].k;
+    view.v_format = codecs_[layer].v;
     view.head_dim = shape_.head_dim;
     view.num_groups = head.num_groups;
     view.k_data = head.k_data.data();
@@ -217,32 +316,15 @@ KvView DraftKv::Layer(int layer) {
     view.num_tail = head.num_tail;
     view.tail_k = head.tail_k.data();
     view.tail_v = head.tail_v.data();
+    view.rotated = codecs_[layer].rotated;
+    const int64_t selected =
+        reads_.In(layer) ? reads_.NumSelected(head.num_groups) : head.num_groups;
+    view.num_selected = selected < head.num_groups ? selected : 0;
   }
   KvView view;
   view.kind = KvView::Kind::kDraft;
   view.draft = views_;
   return view;
-}
-
-// Codes of K and V, their scales and minima (f16), and the tail rows of one head.
-static size_t HeadBytes(DraftFormat codec, int head_dim, int64_t num_groups, int64_t num_tail) {
-  return num_groups * 2 * (GroupCodeBytes(codec, head_dim) + 2 * sizeof(uint16_t) * head_dim) +
-         num_tail * 2 * head_dim * sizeof(uint16_t);
-}
-
-size_t DraftKv::num_bytes() const {
-  size_t bytes = 0;
-  for (const Head& head : heads_)
-    bytes += HeadBytes(codec_, shape_.head_dim, head.num_groups, head.num_tail);
-  return bytes;
-}
-
-size_t DraftKv::LayoutBytes(const KvShape& shape, DraftFormat codec, int64_t num_kept) {
-  if (shape.head_dim % 32 != 0) codec = DraftFormat::kF16;
-  const int64_t num_groups =
-      codec == DraftFormat::kF16 ? 0 : std::max<int64_t>(0, num_kept - kTailKeys) / kDraftGroup;
-  return HeadBytes(codec, shape.head_dim, num_groups, num_kept - num_groups * kDraftGroup) *
-         shape.num_layers * shape.num_kv_heads;
 }
 
 }  // namespace vericache

@@ -1,7 +1,7 @@
 // The draft KV of one sequence: a small lossy copy of the full KV that only the drafter reads.
 //
-// Per layer and KV head it keeps a ragged list of positions: groups of 32 kept keys in the codec's
-// format, then an f16 tail (layouts: kernels/kv_view.h). Keys keep their original rotation, so
+// Per layer and KV head it keeps a ragged list of positions: groups of 32 kept keys in the layer's
+// codec, then an f16 tail (layouts: kernels/kv_view.h). Keys keep their original rotation, so
 // positions need not be stored. Dropping and quantising happen only when rows are committed, on the
 // verifier's rows; drafting appends provisional rows to the tail, and Rollback() removes them.
 #pragma once
@@ -12,11 +12,12 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/types/span.h"
 #include "base/aligned_buffer.h"
 #include "base/thread_pool.h"
 #include "kernels/kernels.h"
 #include "kernels/kv_view.h"
-#include "kv/draft_spec.h"
+#include "kv/codecs/draft_codec.h"
 #include "kv/full_kv.h"
 
 namespace vericache {
@@ -27,15 +28,34 @@ struct KeptSet {
   std::vector<std::vector<int32_t>> positions;
 };
 
-// Newest kept keys that stay in f16 under an integer codec (compressors.md, "Ours").
-inline constexpr int64_t kTailKeys = 64;
+// How much of a draft KV one attention step reads. SOURCE: Quest, arXiv 2406.10774.
+struct QueryTimeReads {
+  double fraction = 1.0;  // of the groups of 32 keys, those with the best bounds; 1: all
+  int whole_layers = 0;   // the first layers, which are read whole
+
+  bool In(int layer) const { return fraction < 1.0 && layer >= whole_layers; }
+  // Groups a step reads of `num_groups`.
+  int64_t NumSelected(int64_t num_groups) const;
+};
 
 class DraftKv : public KvSource {
  public:
-  // An integer codec needs head_dim % 32 == 0; otherwise it falls back to f16 (see codec()).
-  DraftKv(const KvShape& shape, DraftFormat codec, const KernelTable* kernels);
+  // codec_of_layer: [num_layers]. An integer codec needs head_dim % 32 == 0; otherwise the layer
+  // falls back to f16 (see falls_back()).
+  DraftKv(const KvShape& shape, absl::Span<const DraftCodec> codec_of_layer,
+          const KernelTable* kernels);
+  // One codec for all layers.
+  DraftKv(const KvShape& shape, const DraftCodec& codec, const KernelTable* kernels);
 
-  DraftFormat codec() const { return codec_; }
+  // From now on steps read a share of the groups, in layers from `whole_layers` on. Without codes
+  // the keys of such a layer form f16 groups, too.
+  // REQUIRES: *this is empty; 0 < fraction <= 1.
+  void SetQueryTimeReads(double fraction, int whole_layers);
+
+  // What is really used.
+  const DraftCodec& codec(int layer) const { return codecs_[layer]; }
+  // A codec with codes was asked for and head_dim does not allow it.
+  bool falls_back() const { return falls_back_; }
 
   // An independent copy of everything. COST: num_bytes().
   DraftKv Copy() const;
@@ -57,14 +77,21 @@ class DraftKv : public KvSource {
 
   // Codes, scales and tail rows, of all heads, provisional rows included.
   size_t num_bytes() const;
-  // The same for a fresh draft of `num_kept` keys a head, by layout alone.
-  static size_t LayoutBytes(const KvShape& shape, DraftFormat codec, int64_t num_kept);
+  // What one attention step over all layers reads of them: num_bytes() but for query-time reading,
+  // where it is the bounds of all groups, the selected groups and the tails.
+  size_t read_bytes_per_step() const;
+  // num_bytes() of a fresh draft of `num_kept` keys a head, by layout alone.
+  static size_t LayoutBytes(const KvShape& shape, absl::Span<const DraftCodec> codec_of_layer,
+                            int64_t num_kept, const QueryTimeReads& reads = {});
+  static size_t LayoutBytes(const KvShape& shape, const DraftCodec& codec, int64_t num_kept,
+                            const QueryTimeReads& reads = {});
   // Committed positions this draft stands for (kept or not).
   int64_t num_tokens() const { return num_tokens_; }
 
   // Raw bytes for session files. REQUIRES: no provisional rows.
   void AppendTo(std::string* out) const;
-  // Reads what AppendTo wrote, for the same shape and codec, from the front of `*bytes`.
+  // Reads what AppendTo wrote, for the same shape, codecs and query-time reads, from the front of
+  // `*bytes`.
   // ERRORS: kDataLoss: sizes that do not fit; *this is then unusable.
   absl::Status ReadFrom(std::string_view* bytes);
 
@@ -72,7 +99,7 @@ class DraftKv : public KvSource {
   struct Head {
     int64_t num_groups = 0;
     AlignedBuffer<uint8_t> k_data, v_data;
-    AlignedBuffer<uint16_t> k_scale, k_min, v_scale, v_min;
+    AlignedBuffer<uint16_t> k_scale, k_min, v_scale, v_min;  // of codes; k's also bound f16 groups
     int64_t num_tail = 0;
     AlignedBuffer<uint16_t> tail_k, tail_v;
 
@@ -84,23 +111,38 @@ class DraftKv : public KvSource {
         buffer->ResizeKeep(0);
     }
   };
-  Head& HeadAt(int layer, int kv_head) { return heads_[layer * shape_.num_kv_heads + kv_head]; }
-  // Rows on their way between formats, of one thread.
-  struct Scratch {
-    std::vector<uint16_t> k16, v16;  // [head_dim]
-    std::vector<float> k, v;         // [32 keys][head_dim]
+  // Of one group of 32 keys in one layer; all 0 where keys stay in the tail.
+  struct GroupSizes {
+    size_t k_bytes, v_bytes;    // codes or f16 values
+    size_t k_scales, v_scales;  // values in each of scale and min
   };
+  // 32 keys on their way between formats, of one thread.
+  struct Scratch {
+    AlignedBuffer<uint16_t> k16, v16;  // [head_dim][32 keys], [32 keys][padded_head_dim]
+    AlignedBuffer<float> k, v;         // the same
+  };
+  Head& HeadAt(int layer, int kv_head) { return heads_[layer * shape_.num_kv_heads + kv_head]; }
+  // Whether old keys leave the tail for groups.
+  bool HasGroups(int layer) const { return codecs_[layer].has_codes() || reads_.In(layer); }
+  GroupSizes SizesOf(int layer) const;
+  // Groups that `num_keys` kept keys make, where they do.
+  static int64_t NumFreshGroups(const DraftCodec& codec, int64_t num_keys);
   void ReserveScratch(size_t num_threads);
   void PushTail(Head* head, const uint16_t* k, const uint16_t* v);
+  void PushTailRows(const FullKvView& view, int kv_head, absl::Span<const int32_t> positions,
+                    Head* head);
   void DropTailFront(Head* head, int64_t count);
-  void EncodeGroup(Head* head, const float* k, const float* v);
-  void FoldTail(Head* head, Scratch* scratch);
+  void ResizeGroups(Head* head, int layer, int64_t num_groups);
+  void EncodeGroup(Head* head, int layer, int64_t group, Scratch* scratch);
+  void FoldTail(Head* head, int layer, Scratch* scratch);
   void RebuildHead(const FullKv& full, int layer, int kv_head, absl::Span<const int32_t> kept,
                    Scratch* scratch);
 
   KvShape shape_;
   const KernelTable* kernels_;
-  DraftFormat codec_;
+  std::vector<DraftCodec> codecs_;  // [num_layers]
+  bool falls_back_ = false;
+  QueryTimeReads reads_;
   int64_t num_tokens_ = 0;
   std::vector<Head> heads_;
   std::vector<DraftHeadView> views_;  // [num_kv_heads] of the layer asked for last

@@ -1,4 +1,5 @@
-// Copies of a draft KV and its form in session files: per head two counts, then the raw buffers.
+// Copies of a draft KV, its sizes, and its form in session files: per head two counts, then the raw
+// buffers.
 #include <algorithm>
 #include <cstring>
 
@@ -42,10 +43,78 @@ void AppendInt(int64_t value, std::string* out) {
   out->append(reinterpret_cast<const char*>(&value), sizeof(value));
 }
 
+// Bytes of one head, in parts that are read apart.
+struct HeadBytes {
+  size_t bounds = 0;  // scales and minima of the keys, of one group
+  size_t group = 0;   // everything else of one group
+  size_t tail_key = 0;
+  int64_t num_groups = 0, num_tail = 0;
+
+  size_t Total() const { return num_groups * (bounds + group) + num_tail * tail_key; }
+};
+
+HeadBytes BytesOf(const DraftCodec& codec, bool bounded, int head_dim, int64_t num_groups,
+                  int64_t num_tail) {
+  const size_t scales = 2 * sizeof(uint16_t) * head_dim;
+  HeadBytes bytes;
+  if (bounded || codec.k != DraftFormat::kF16) bytes.bounds = scales;
+  bytes.group = GroupCodeBytes(codec.k, head_dim) + GroupCodeBytes(codec.v, head_dim) +
+                (codec.v != DraftFormat::kF16 ? scales : 0);
+  bytes.tail_key = 2 * sizeof(uint16_t) * head_dim;
+  bytes.num_groups = num_groups;
+  bytes.num_tail = num_tail;
+  return bytes;
+}
+
 }  // namespace
 
+size_t DraftKv::num_bytes() const {
+  size_t bytes = 0;
+  for (size_t i = 0; i < heads_.size(); ++i) {
+    const int layer = static_cast<int>(i) / shape_.num_kv_heads;
+    bytes += BytesOf(codecs_[layer], reads_.In(layer), shape_.head_dim, heads_[i].num_groups,
+                     heads_[i].num_tail)
+                 .Total();
+  }
+  return bytes;
+}
+
+size_t DraftKv::read_bytes_per_step() const {
+  size_t bytes = 0;
+  for (size_t i = 0; i < heads_.size(); ++i) {
+    const int layer = static_cast<int>(i) / shape_.num_kv_heads;
+    const HeadBytes head = BytesOf(codecs_[layer], reads_.In(layer), shape_.head_dim,
+                                   heads_[i].num_groups, heads_[i].num_tail);
+    bytes += head.Total();
+    if (reads_.In(layer))
+      bytes -= (head.num_groups - reads_.NumSelected(head.num_groups)) * head.group;
+  }
+  return bytes;
+}
+
+size_t DraftKv::LayoutBytes(const KvShape& shape, absl::Span<const DraftCodec> codec_of_layer,
+                            int64_t num_kept, const QueryTimeReads& reads) {
+  size_t bytes = 0;
+  for (int layer = 0; layer < shape.num_layers; ++layer) {
+    const DraftCodec codec = shape.head_dim % 32 == 0 ? codec_of_layer[layer] : DraftCodec();
+    const bool has_groups = codec.has_codes() || reads.In(layer);
+    const int64_t num_groups = has_groups ? NumFreshGroups(codec, num_kept) : 0;
+    bytes += shape.num_kv_heads * BytesOf(codec, reads.In(layer), shape.head_dim, num_groups,
+                                          num_kept - num_groups * kDraftGroup)
+                                      .Total();
+  }
+  return bytes;
+}
+
+size_t DraftKv::LayoutBytes(const KvShape& shape, const DraftCodec& codec, int64_t num_kept,
+                            const QueryTimeReads& reads) {
+  return LayoutBytes(shape, std::vector<DraftCodec>(shape.num_layers, codec), num_kept, reads);
+}
+
 DraftKv DraftKv::Copy() const {
-  DraftKv copy(shape_, codec_, kernels_);
+  DraftKv copy(shape_, codecs_, kernels_);
+  copy.falls_back_ = falls_back_;
+  copy.reads_ = reads_;
   copy.num_tokens_ = num_tokens_;
   copy.provisional_ = provisional_;
   for (size_t i = 0; i < heads_.size(); ++i) {
@@ -88,18 +157,21 @@ absl::Status DraftKv::ReadFrom(std::string_view* bytes) {
   const int64_t max = static_cast<int64_t>(bytes->size());  // a group or row takes over a byte
   std::fill(provisional_.begin(), provisional_.end(), 0);
   if (!TakeInt(bytes, int64_t{1} << 40, &num_tokens_)) return damaged;
-  for (Head& head : heads_) {
+  for (size_t i = 0; i < heads_.size(); ++i) {
+    Head& head = heads_[i];
     if (!TakeInt(bytes, max, &head.num_groups) || !TakeInt(bytes, max, &head.num_tail))
       return damaged;
-    if (codec_ == DraftFormat::kF16 && head.num_groups != 0) return damaged;
-    const size_t groups = head.num_groups, codes = groups * GroupCodeBytes(codec_, d);
-    const size_t tail = RoundUp(head.num_tail, kKvLanes);
-    if (!TakeBuffer(bytes, codes, &head.k_data) || !TakeBuffer(bytes, codes, &head.v_data) ||
-        !TakeBuffer(bytes, groups * d, &head.k_scale) ||
-        !TakeBuffer(bytes, groups * d, &head.k_min) ||
-        !TakeBuffer(bytes, groups * d, &head.v_scale) ||
-        !TakeBuffer(bytes, groups * d, &head.v_min) || !TakeBuffer(bytes, tail * d, &head.tail_k) ||
-        !TakeBuffer(bytes, tail * dv, &head.tail_v))
+    const int layer = static_cast<int>(i) / shape_.num_kv_heads;
+    if (!HasGroups(layer) && head.num_groups != 0) return damaged;
+    const GroupSizes sizes = SizesOf(layer);
+    const size_t groups = head.num_groups, tail = RoundUp(head.num_tail, kKvLanes);
+    if (!TakeBuffer(bytes, groups * sizes.k_bytes, &head.k_data) ||
+        !TakeBuffer(bytes, groups * sizes.v_bytes, &head.v_data) ||
+        !TakeBuffer(bytes, groups * sizes.k_scales, &head.k_scale) ||
+        !TakeBuffer(bytes, groups * sizes.k_scales, &head.k_min) ||
+        !TakeBuffer(bytes, groups * sizes.v_scales, &head.v_scale) ||
+        !TakeBuffer(bytes, groups * sizes.v_scales, &head.v_min) ||
+        !TakeBuffer(bytes, tail * d, &head.tail_k) || !TakeBuffer(bytes, tail * dv, &head.tail_v))
       return damaged;
   }
   return absl::OkStatus();

@@ -5,157 +5,10 @@
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "kv/kv_test_util.h"
+#include "kv/draft_kv_oracle.h"
 
 namespace vericache {
 namespace {
-
-constexpr DraftFormat kFormats[] = {DraftFormat::kF16, DraftFormat::kInt8, DraftFormat::kInt4};
-
-// --- Slow readers, from the layout comments of kernels/kv_view.h -------------------------------
-
-// [group][four][32 lanes][4], lanes in two halves of bytes or in the two nibbles of one.
-int CodeAt(DraftFormat format, const uint8_t* data, int64_t four, int lane, int at) {
-  if (format == DraftFormat::kInt8) return data[four * 128 + lane / 16 * 64 + lane % 16 * 4 + at];
-  const int byte = data[four * 64 + lane % 16 * 4 + at];
-  return lane < 16 ? byte & 15 : byte >> 4;
-}
-int KeyCode(const DraftHeadView& view, int64_t group, int key, int c) {
-  return CodeAt(view.k_format, view.k_data, group * (view.head_dim / 4) + c / 4, key, c % 4);
-}
-int ValueCode(const DraftHeadView& view, int64_t group, int key, int c) {
-  return CodeAt(view.v_format, view.v_data, group * (view.head_dim / 4) + c / 32 * 8 + key / 4,
-                c % 32, key % 4);
-}
-
-// |x - decoded| of one quantised value is half a step, plus what rounding the minimum and the scale
-// to f16 costs: half an ulp, relative for normal halves, absolute for denormal ones.
-void ExpectDecodes(float x, int code, float scale, float min, int max_code) {
-  const double decoded = static_cast<double>(min) + static_cast<double>(scale) * code;
-  const double bound =
-      0.5 * scale * (1 + 1e-6) + std::fabs(min) * 0x1p-11 + (max_code + 1) * 0x1p-25;
-  ASSERT_NEAR(decoded, x, bound) << "scale " << scale << " min " << min << " code " << code;
-}
-
-void ExpectKey(const DraftHeadView& view, int64_t idx, const F16Row& row, int padded) {
-  const int d = view.head_dim;
-  const int max_code = view.k_format == DraftFormat::kInt8 ? 255 : 15;
-  const int64_t t = idx - view.num_groups * 32;
-  for (int c = 0; c < d; ++c) {
-    if (t >= 0) {  // the tail is exact
-      ASSERT_EQ(view.tail_k[(t / 16 * d + c) * 16 + t % 16], row.k[c]) << "key " << idx;
-      ASSERT_EQ(view.tail_v[((t / 16 * (padded / 16) + c / 16) * 16 + t % 16) * 16 + c % 16],
-                row.v[c])
-          << "key " << idx;
-      continue;
-    }
-    const int64_t group = idx / 32, key = idx % 32;
-    ExpectDecodes(F16ToF32(row.k[c]), KeyCode(view, group, key, c),
-                  F16ToF32(view.k_scale[group * d + c]), F16ToF32(view.k_min[group * d + c]),
-                  max_code);
-    const int64_t v_scale = group * d + c / 32 * 32 + key;
-    ExpectDecodes(F16ToF32(row.v[c]), ValueCode(view, group, key, c),
-                  F16ToF32(view.v_scale[v_scale]), F16ToF32(view.v_min[v_scale]), max_code);
-  }
-}
-
-void ExpectUnusedLanesZero(const DraftHeadView& view, int padded) {
-  const int d = view.head_dim;
-  const int64_t lanes = RoundUp(view.num_tail, 16);
-  for (int64_t t = 0; t < lanes; ++t) {
-    for (int c = 0; c < padded; ++c) {
-      if (t < view.num_tail && c < d) continue;
-      if (c < d) {
-        ASSERT_EQ(view.tail_k[(t / 16 * d + c) * 16 + t % 16], 0) << "lane " << t;
-      }
-      ASSERT_EQ(view.tail_v[((t / 16 * (padded / 16) + c / 16) * 16 + t % 16) * 16 + c % 16], 0)
-          << "lane " << t << " channel " << c;
-    }
-  }
-}
-
-// --- The oracle: rows in order, per head, and how many of them are in groups --------------------
-
-struct OracleHead {
-  std::vector<F16Row> rows;
-  int64_t num_groups = 0;
-};
-
-class Oracle {
- public:
-  Oracle(const KvShape& shape, DraftFormat codec)
-      : shape_(shape), codec_(codec), heads_(shape.num_layers * shape.num_kv_heads) {}
-
-  void Rebuild(const FullKv& full, const KeptSet& kept) {
-    provisional_ = 0;
-    for (size_t i = 0; i < heads_.size(); ++i) {
-      heads_[i] = OracleHead();
-      for (int32_t pos : kept.positions[i]) heads_[i].rows.push_back(RowOf(full, i, pos));
-      Fold(&heads_[i]);
-    }
-  }
-  void Commit(const FullKv& full, int64_t begin, int64_t end) {
-    Rollback();
-    for (size_t i = 0; i < heads_.size(); ++i) {
-      for (int64_t pos = begin; pos < end; ++pos) heads_[i].rows.push_back(RowOf(full, i, pos));
-      Fold(&heads_[i]);
-    }
-  }
-  void Append(const RowBatch& batch) {
-    for (size_t i = 0; i < heads_.size(); ++i)
-      for (int64_t row = 0; row < batch.num_rows; ++row)
-        heads_[i].rows.push_back(batch.Row(shape_, static_cast<int>(i) / shape_.num_kv_heads,
-                                           static_cast<int>(i) % shape_.num_kv_heads, row));
-    provisional_ += batch.num_rows;
-  }
-  void Rollback() {
-    for (OracleHead& head : heads_) head.rows.resize(head.rows.size() - provisional_);
-    provisional_ = 0;
-  }
-  void ExpectSame(DraftKv* draft, const std::string& what) const {
-    SCOPED_TRACE(what);
-    size_t bytes = 0;
-    for (size_t i = 0; i < heads_.size(); ++i) {
-      const KvView layer = draft->Layer(static_cast<int>(i) / shape_.num_kv_heads);
-      ASSERT_EQ(layer.kind, KvView::Kind::kDraft);
-      ASSERT_EQ(layer.draft.size(), static_cast<size_t>(shape_.num_kv_heads));
-      const DraftHeadView& view = layer.draft[i % shape_.num_kv_heads];
-      ASSERT_EQ(view.num_keys(), static_cast<int64_t>(heads_[i].rows.size()));
-      ASSERT_EQ(view.num_groups, heads_[i].num_groups);
-      for (int64_t key = 0; key < view.num_keys(); ++key) {
-        ExpectKey(view, key, heads_[i].rows[key], shape_.padded_head_dim());
-        if (::testing::Test::HasFatalFailure()) return;
-      }
-      ExpectUnusedLanesZero(view, shape_.padded_head_dim());
-      if (::testing::Test::HasFatalFailure()) return;
-      bytes += BytesOf(heads_[i]);
-    }
-    ASSERT_EQ(draft->num_bytes(), bytes);
-  }
-  // Codes, two halves of scale and minimum per 32 values, and f16 rows.
-  size_t BytesOf(const OracleHead& head) const {
-    const size_t values = 2 * shape_.head_dim;  // K and V of one key
-    const size_t quantised = head.num_groups * 32, tail = head.rows.size() - quantised;
-    const size_t bits = codec_ == DraftFormat::kInt8 ? 8 : 4;
-    return quantised * values * bits / 8 + quantised * values / 32 * 4 + tail * values * 2;
-  }
-
- private:
-  F16Row RowOf(const FullKv& full, size_t head, int64_t pos) const {
-    return ReadFullRow(full.Committed(static_cast<int>(head) / shape_.num_kv_heads),
-                       static_cast<int>(head) % shape_.num_kv_heads, pos);
-  }
-  // The newest 64 stay in f16; the others are folded by 32 as soon as 32 are older.
-  void Fold(OracleHead* head) const {
-    if (codec_ == DraftFormat::kF16) return;
-    while (static_cast<int64_t>(head->rows.size()) - head->num_groups * 32 >= 96)
-      ++head->num_groups;
-  }
-  KvShape shape_;
-  DraftFormat codec_;
-  int64_t provisional_ = 0;
-  std::vector<OracleHead> heads_;
-};
 
 // Ragged: each head keeps its own share of positions, and the last one.
 KeptSet RandomKept(const KvShape& shape, int64_t num_tokens, TestRandom* random) {
@@ -181,13 +34,15 @@ KeptSet KeepFirst(const KvShape& shape, int64_t n) {
 
 // --- Tests ---------------------------------------------------------------------------------------
 
-void RunRandomOperations(const KvShape& shape, DraftFormat codec, uint64_t seed) {
+void RunRandomOperations(const KvShape& shape, const DraftCodec& codec, uint64_t seed,
+                         double fraction = 1.0) {
   TestRandom random(seed);
   ThreadPool pool(2);
   FullKv full(shape, &Judge());
   Grow(&full, 1 + random.Below(200), &random);
   auto draft = std::make_unique<DraftKv>(shape, codec, &Judge());
-  Oracle oracle(shape, draft->codec());
+  draft->SetQueryTimeReads(fraction, 0);
+  Oracle oracle(shape, draft->codec(0), fraction < 1);
   const KeptSet first = RandomKept(shape, full.num_tokens(), &random);
   draft->Rebuild(full, first, &pool);
   oracle.Rebuild(full, first);
@@ -223,9 +78,12 @@ void RunRandomOperations(const KvShape& shape, DraftFormat codec, uint64_t seed)
 }
 
 TEST(DraftKv, HoldsWhatTheOracleHolds) {
-  for (DraftFormat codec : kFormats) {
-    RunRandomOperations({2, 2, 32}, codec, 11 + static_cast<int>(codec));
-    RunRandomOperations({1, 1, 64}, codec, 21 + static_cast<int>(codec));
+  uint64_t seed = 11;
+  for (const char* name : kCodecs) {
+    SCOPED_TRACE(name);
+    RunRandomOperations({2, 2, 32}, Codec(name), seed++);
+    RunRandomOperations({1, 1, 64}, Codec(name), seed++);
+    RunRandomOperations({1, 2, 32}, Codec(name), seed++, 0.3);
     if (::testing::Test::HasFatalFailure()) return;
   }
 }
@@ -233,11 +91,17 @@ TEST(DraftKv, HoldsWhatTheOracleHolds) {
 TEST(DraftKv, FallsBackToF16WhereGroupsDoNotFit) {
   for (int head_dim : {8, 16, 24, 40, 48, 80}) {
     const KvShape shape{1, 2, head_dim};
-    EXPECT_EQ(DraftKv(shape, DraftFormat::kInt4, &Judge()).codec(), DraftFormat::kF16);
-    EXPECT_EQ(DraftKv::LayoutBytes(shape, DraftFormat::kInt4, 200), 200u * 2 * 2 * head_dim * 2);
-    RunRandomOperations(shape, DraftFormat::kInt8, head_dim);
+    const DraftKv draft(shape, Codec("int4"), &Judge());
+    EXPECT_TRUE(draft.falls_back());
+    EXPECT_EQ(draft.codec(0), DraftCodec());
+    EXPECT_FALSE(DraftKv(shape, DraftCodec(), &Judge()).falls_back());
+    EXPECT_EQ(DraftKv::LayoutBytes(shape, Codec("int4"), 200), 200u * 2 * 2 * head_dim * 2);
+    RunRandomOperations(shape, Codec("int8"), head_dim);
+    RunRandomOperations(shape, Codec("int8"), head_dim, 0.5);
   }
-  EXPECT_EQ(DraftKv({1, 1, 96}, DraftFormat::kInt4, &Judge()).codec(), DraftFormat::kInt4);
+  const DraftKv draft({1, 1, 96}, Codec("int4"), &Judge());
+  EXPECT_FALSE(draft.falls_back());
+  EXPECT_EQ(draft.codec(0), Codec("int4"));
 }
 
 TEST(DraftKv, LayoutBytesAreThoseOfAFreshDraft) {
@@ -246,11 +110,13 @@ TEST(DraftKv, LayoutBytesAreThoseOfAFreshDraft) {
   TestRandom random(3);
   FullKv full(shape, &Judge());
   Grow(&full, 330, &random);
-  for (DraftFormat codec : kFormats) {
+  for (const char* name : kCodecs) {
+    const DraftCodec codec = Codec(name);
     DraftKv draft(shape, codec, &Judge());
     for (int64_t n : {1, 15, 16, 63, 64, 65, 95, 96, 97, 127, 128, 160, 320, 330}) {
       draft.Rebuild(full, KeepFirst(shape, n), &pool);
-      EXPECT_EQ(draft.num_bytes(), DraftKv::LayoutBytes(shape, codec, n)) << n;
+      EXPECT_EQ(draft.num_bytes(), DraftKv::LayoutBytes(shape, codec, n)) << name << " " << n;
+      EXPECT_EQ(draft.read_bytes_per_step(), draft.num_bytes());
       // The buffers themselves, where no tail lane is unused.
       if (n % 16 != 0) continue;
       std::string bytes;
@@ -260,8 +126,75 @@ TEST(DraftKv, LayoutBytesAreThoseOfAFreshDraft) {
   }
   // 4-bit codes cost 5 bits a value with scale and minimum; the tail costs 16.
   const double full_bytes = static_cast<double>(shape.bytes_per_token()) * 100000;
-  EXPECT_NEAR(DraftKv::LayoutBytes(shape, DraftFormat::kInt4, 100000) / full_bytes, 5.0 / 16, 1e-3);
-  EXPECT_NEAR(DraftKv::LayoutBytes(shape, DraftFormat::kInt8, 100000) / full_bytes, 9.0 / 16, 1e-3);
+  EXPECT_NEAR(DraftKv::LayoutBytes(shape, Codec("int4"), 100000) / full_bytes, 5.0 / 16, 1e-3);
+  EXPECT_NEAR(DraftKv::LayoutBytes(shape, Codec("int8"), 100000) / full_bytes, 9.0 / 16, 1e-3);
+}
+
+TEST(DraftKv, EveryLayerHasItsOwnCodec) {
+  const KvShape shape{4, 2, 64};
+  ThreadPool pool(2);
+  TestRandom random(12);
+  FullKv full(shape, &Judge());
+  Grow(&full, 300, &random);
+  const std::vector<DraftCodec> codecs = {Codec("f16"), Codec("k8v3"), Codec("kivi2"),
+                                          Codec("int4")};
+  DraftKv draft(shape, codecs, &Judge());
+  draft.Rebuild(full, KeepFirst(shape, 300), &pool);
+  size_t bytes = 0;
+  for (int layer = 0; layer < 4; ++layer) {
+    EXPECT_EQ(draft.codec(layer), codecs[layer]);
+    const KvShape one{1, 2, 64};
+    bytes += DraftKv::LayoutBytes(one, codecs[layer], 300);
+    const DraftHeadView view = draft.Layer(layer).draft[1];
+    EXPECT_EQ(view.k_format, codecs[layer].k);
+    EXPECT_EQ(view.v_format, codecs[layer].v);
+    EXPECT_EQ(view.num_tail, layer == 0 ? 300 : layer == 2 ? 140 : 76);
+    for (int64_t key = 0; key < 300; ++key)
+      ExpectKey(view, key, ReadFullRow(full.Committed(layer), 1, key), 64);
+  }
+  EXPECT_EQ(draft.num_bytes(), bytes);
+  EXPECT_EQ(DraftKv::LayoutBytes(shape, codecs, 300), bytes);
+  std::string saved;
+  draft.AppendTo(&saved);
+  DraftKv read(shape, codecs, &Judge());
+  std::string_view in = saved;
+  ASSERT_TRUE(read.ReadFrom(&in).ok());
+  std::string again;
+  read.Copy().AppendTo(&again);
+  EXPECT_EQ(again, saved);
+}
+
+// What a step reads: all bounds, the selected groups, the tail.
+TEST(DraftKv, QueryTimeReadsAreCountedInBytes) {
+  const KvShape shape{3, 2, 64};
+  ThreadPool pool(1);
+  TestRandom random(13);
+  FullKv full(shape, &Judge());
+  Grow(&full, 64 + 32 * 20 + 7, &random);  // 20 groups, a tail of 71
+  for (const char* name : {"f16", "int4", "k16v4", "k2v16"}) {
+    const DraftCodec codec = Codec(name);
+    DraftKv draft(shape, codec, &Judge());
+    draft.SetQueryTimeReads(0.33, 1);
+    draft.Rebuild(full, KeepFirst(shape, full.num_tokens()), &pool);
+    const size_t scales = 64 * 4, tail = 71 * 64 * 4;
+    const size_t v_scales = codec.v == DraftFormat::kF16 ? 0 : scales;
+    const size_t group = 64 * 4 * (BitsOf(codec.k) + BitsOf(codec.v)) + v_scales;
+    const size_t whole = DraftKv::LayoutBytes({1, 2, 64}, codec, full.num_tokens());
+    EXPECT_EQ(draft.num_bytes(), whole + 2 * 2 * (20 * (group + scales) + tail)) << name;
+    EXPECT_EQ(draft.read_bytes_per_step(), whole + 2 * 2 * (7 * group + 20 * scales + tail))
+        << name;
+    EXPECT_EQ(DraftKv::LayoutBytes(shape, codec, full.num_tokens(), {0.33, 1}), draft.num_bytes());
+    EXPECT_EQ(draft.Layer(0).draft[0].num_selected, 0);
+    EXPECT_EQ(draft.Layer(1).draft[1].num_selected, 7);
+    EXPECT_EQ(draft.Copy().read_bytes_per_step(), draft.read_bytes_per_step());
+    EXPECT_DEATH(draft.SetQueryTimeReads(0.5, 0), "CHECK failed") << "not empty";
+  }
+  // Few groups are all read.
+  const QueryTimeReads reads{0.1, 0};
+  EXPECT_EQ(reads.NumSelected(0), 0);
+  EXPECT_EQ(reads.NumSelected(2), 2);
+  EXPECT_EQ(reads.NumSelected(5), 3);
+  EXPECT_EQ(reads.NumSelected(31), 4);
 }
 
 TEST(DraftKv, CommitReplacesProvisionalRows) {
@@ -270,7 +203,7 @@ TEST(DraftKv, CommitReplacesProvisionalRows) {
   TestRandom random(4);
   FullKv full(shape, &Judge());
   Grow(&full, 50, &random);
-  DraftKv draft(shape, DraftFormat::kInt8, &Judge());
+  DraftKv draft(shape, Codec("int8"), &Judge());
   draft.Rebuild(full, KeepFirst(shape, 50), &pool);
   RowBatch bad(shape, 7, &random);
   for (auto& layer : bad.k) layer.assign(layer.size(), std::nanf(""));
@@ -279,7 +212,7 @@ TEST(DraftKv, CommitReplacesProvisionalRows) {
   EXPECT_EQ(draft.Layer(0).draft[0].num_keys(), 57);
   Grow(&full, 2, &random);
   draft.CommitRows(full, 50, 52, &pool);
-  Oracle oracle(shape, DraftFormat::kInt8);
+  Oracle oracle(shape, Codec("int8"));
   oracle.Rebuild(full, KeepFirst(shape, 52));
   oracle.ExpectSame(&draft, "the bad rows left nothing");
   EXPECT_DEATH(draft.CommitRows(full, 51, 52, &pool), "CHECK failed") << "rows twice";
@@ -292,13 +225,13 @@ TEST(DraftKv, RollsBackLayersThatGotMoreRowsThanOthers) {
   TestRandom random(5);
   FullKv full(shape, &Judge());
   Grow(&full, 20, &random);
-  DraftKv draft(shape, DraftFormat::kInt4, &Judge());
+  DraftKv draft(shape, Codec("int4"), &Judge());
   draft.Rebuild(full, KeepFirst(shape, 20), &pool);
   const RowBatch batch(shape, 4, &random);
   draft.Append(0, batch.k[0].data(), batch.v[0].data(), 4);
   draft.Append(1, batch.k[1].data(), batch.v[1].data(), 2);
   draft.Rollback();
-  Oracle oracle(shape, DraftFormat::kInt4);
+  Oracle oracle(shape, Codec("int4"));
   oracle.Rebuild(full, KeepFirst(shape, 20));
   oracle.ExpectSame(&draft, "rolled back");
 }
@@ -309,9 +242,9 @@ TEST(DraftKv, CopiesAreIndependent) {
   TestRandom random(6);
   FullKv full(shape, &Judge());
   Grow(&full, 150, &random);
-  DraftKv draft(shape, DraftFormat::kInt4, &Judge());
+  DraftKv draft(shape, Codec("int4"), &Judge());
   draft.Rebuild(full, KeepFirst(shape, 150), &pool);
-  Oracle before(shape, DraftFormat::kInt4);
+  Oracle before(shape, Codec("int4"));
   before.Rebuild(full, KeepFirst(shape, 150));
   const RowBatch batch(shape, 5, &random);
   batch.AppendTo(&draft);
@@ -328,12 +261,12 @@ TEST(DraftKv, CopiesAreIndependent) {
 struct Saved {
   std::string bytes;
   KvShape shape{2, 1, 32};
-  DraftFormat codec;
+  DraftCodec codec;
   FullKv full{KvShape{2, 1, 32}, &Judge()};
   Oracle oracle;
 
-  explicit Saved(DraftFormat format) : codec(format), oracle(shape, format) {
-    TestRandom random(static_cast<int>(format) + 40);
+  explicit Saved(const DraftCodec& draft_codec) : codec(draft_codec), oracle(shape, draft_codec) {
+    TestRandom random(BitsOf(codec.k) + 40);
     ThreadPool pool(1);
     Grow(&full, 150, &random);
     DraftKv draft(shape, codec, &Judge());
@@ -345,7 +278,8 @@ struct Saved {
 };
 
 TEST(DraftKv, RoundTripsThroughBytes) {
-  for (DraftFormat codec : kFormats) {
+  for (const char* name : kCodecs) {
+    const DraftCodec codec = Codec(name);
     Saved saved(codec);
     DraftKv draft(saved.shape, codec, &Judge());
     // Rows of a former life are gone.
@@ -372,7 +306,8 @@ TEST(DraftKv, RoundTripsThroughBytes) {
 }
 
 TEST(DraftKv, EveryTruncationIsDataLoss) {
-  for (DraftFormat codec : kFormats) {
+  for (const char* name : kCodecs) {
+    const DraftCodec codec = Codec(name);
     const Saved saved(codec);
     // Every length near a boundary of the format, and a stride over the raw buffers.
     for (size_t size = 0; size < saved.bytes.size(); size += size < 64 ? 1 : 7) {
@@ -386,7 +321,8 @@ TEST(DraftKv, EveryTruncationIsDataLoss) {
 TEST(DraftKv, HostileCountsAreDataLoss) {
   const int64_t hostile[] = {
       -1, INT64_MIN, INT64_MAX, int64_t{1} << 62, int64_t{1} << 40, (int64_t{1} << 59) + 1};
-  for (DraftFormat codec : kFormats) {
+  for (const char* name : kCodecs) {
+    const DraftCodec codec = Codec(name);
     const Saved saved(codec);
     for (size_t at : {size_t{0}, size_t{8}, size_t{16}}) {  // tokens, groups, tail of head 0
       for (int64_t value : hostile) {
@@ -400,11 +336,11 @@ TEST(DraftKv, HostileCountsAreDataLoss) {
     }
   }
   // f16 drafts have no groups.
-  std::string bytes = Saved(DraftFormat::kF16).bytes;
+  std::string bytes = Saved(DraftCodec()).bytes;
   const int64_t one = 1;
   std::memcpy(bytes.data() + 8, &one, sizeof(one));
   bytes.append(100000, '\0');
-  DraftKv draft({2, 1, 32}, DraftFormat::kF16, &Judge());
+  DraftKv draft({2, 1, 32}, Codec("f16"), &Judge());
   std::string_view in = bytes;
   EXPECT_EQ(draft.ReadFrom(&in).code(), absl::StatusCode::kDataLoss);
 }
@@ -426,10 +362,10 @@ TEST(DraftKv, FeedsTheDraftKernelOfEveryTable) {
     sum += p[pos] = std::exp(dot);
     for (int c = 0; c < 32; ++c) want[c] += p[pos] * F16ToF32(row.v[c]);
   }
-  for (DraftFormat codec : kFormats) {
-    const double tolerance = codec == DraftFormat::kF16    ? 1e-4
-                             : codec == DraftFormat::kInt8 ? 2e-3
-                                                           : 2e-2;
+  for (const char* name : kCodecs) {
+    const DraftCodec codec = Codec(name);
+    const int bits = std::min(BitsOf(codec.k), BitsOf(codec.v));
+    const double tolerance = bits == 16 ? 1e-4 : 0.4 / (1 << bits);
     for (const KernelTable* table : AllKernelTables()) {
       DraftKv draft(shape, codec, table);
       draft.Rebuild(full, KeepFirst(shape, 170), &pool);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <numeric>
 
 #include "base/check.h"
 #include "base/fp_env.h"
@@ -55,14 +56,22 @@ AttnState Attention::StateAt(float* base, int64_t flat_rows) const {
 // Scratch for the longest draft KV, on every thread: which thread takes which tile is chance, and
 // a steady step allocates nothing. Rounded up, because drafts grow by a key a step.
 void Attention::ReserveDraftScratch(absl::Span<const AttentionJob> jobs) {
-  int64_t num_keys = 0;
-  for (const AttentionJob& job : jobs)
-    for (const DraftHeadView& head : job.kv.draft) num_keys = std::max(num_keys, head.num_keys());
+  int64_t num_keys = 0, num_ranked = 0;
+  for (const AttentionJob& job : jobs) {
+    for (const DraftHeadView& head : job.kv.draft) {
+      num_keys = std::max(num_keys, head.num_keys());
+      if (head.num_selected > 0) num_ranked = std::max(num_ranked, head.num_groups);
+    }
+  }
   if (num_keys == 0) return;
   const size_t floats = std::max<size_t>(
       AttnScratchFloats(config_.head_dim),
       DraftScratchFloats(heads_per_kv_, RoundUp(num_keys, kSegmentTokens), config_.head_dim));
-  for (Scratch& s : scratch_) s.work.Resize(floats);
+  for (Scratch& s : scratch_) {
+    s.work.Resize(floats);
+    s.rank.Resize(RoundUp(num_ranked, 64));
+    s.groups.Resize(RoundUp(num_ranked, 64));
+  }
 }
 
 void Attention::PlanTiles(absl::Span<const AttentionJob> jobs) {
@@ -71,8 +80,12 @@ void Attention::PlanTiles(absl::Span<const AttentionJob> jobs) {
   const int64_t tile_rows = std::max<int64_t>(1, kMaxAttnRows / heads_per_kv_);
   int64_t max_segments = 1;
   for (const AttentionJob& job : jobs) {
-    if (job.kv.kind == KvView::Kind::kDraft) VC_CHECK(job.num_rows == 1);
     for (int kv_head = 0; kv_head < config_.num_kv_heads; ++kv_head) {
+      if (job.kv.kind == KvView::Kind::kDraft) {
+        for (int64_t row = 0; row < job.num_rows; ++row)
+          tiles_.push_back({&job, kv_head, row, row + 1, 0, 1, nullptr});
+        continue;
+      }
       // Late rows see more keys: the long tiles first, so that the threads end together.
       for (int64_t tile = CeilDiv(job.num_rows, tile_rows) - 1; tile >= 0; --tile) {
         const int64_t end = std::min(job.num_rows, (tile + 1) * tile_rows);
@@ -169,11 +182,29 @@ void Attention::CombineTile(const Tile& tile, Scratch* scratch) {
   StoreOutput(tile, total, scratch);
 }
 
+void Attention::SelectGroups(const float* q, DraftHeadView* view, Scratch* scratch) const {
+  float* rank = scratch->rank.data();
+  int32_t* groups = scratch->groups.data();
+  int32_t* const end = groups + view->num_groups;
+  kernels_->group_bounds(*view, q, heads_per_kv_, rank, scratch->work.data());
+  std::iota(groups, end, 0);
+  std::nth_element(groups, groups + view->num_selected, end, [rank](int32_t a, int32_t b) {
+    return rank[a] > rank[b] || (rank[a] == rank[b] && a < b);
+  });
+  std::sort(groups, groups + view->num_selected);
+  view->groups = groups;
+}
+
 void Attention::RunDraft(const Tile& tile, Scratch* scratch) {
-  const DraftHeadView& view = tile.job->kv.draft[tile.kv_head];
+  DraftHeadView view = tile.job->kv.draft[tile.kv_head];
+  view.num_tail -= tile.job->num_rows - tile.row_end;  // rows behind this one
+  VC_DCHECK(view.num_tail > 0);
   const AttnRows rows = LoadQueries(tile, scratch);
+  if (view.num_selected > 0) SelectGroups(rows.q, &view, scratch);
   const int64_t group = static_cast<int64_t>(heads_per_kv_) * config_.head_dim;
-  kernels_->attend_draft(view, rows.q, heads_per_kv_, tile.job->out + tile.kv_head * group,
+  const int64_t stride = static_cast<int64_t>(config_.num_heads) * config_.head_dim;
+  kernels_->attend_draft(view, rows.q, heads_per_kv_,
+                         tile.job->out + tile.row_begin * stride + tile.kv_head * group,
                          config_.head_dim, scratch->work.data());
 }
 

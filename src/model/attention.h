@@ -3,6 +3,9 @@
 // Work is cut into tiles of query rows of one KV head and, where there are few tiles, also into
 // segments of 1,024 positions. Both cuts leave the bits alone: rows are independent outputs, and
 // segments are combined in order of position either way (docs/exactness.md, "Attention").
+// Over draft KV every query row of a KV head is a tile. Where a step reads only some groups of keys
+// (DraftHeadView::num_selected), each row chooses its own: those with the largest bounds for any of
+// its heads, the lower group of equals.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +21,7 @@ namespace vericache {
 
 // Query rows of one row group in one layer.
 struct AttentionJob {
-  KvView kv;
+  KvView kv;                 // all rows' own K/V included; draft: they are the end of the tail
   const float* q = nullptr;  // [num_rows][num_heads * head_dim], after rope
   float* out = nullptr;      // the same shape
   int64_t num_rows = 0;
@@ -29,7 +32,7 @@ class Attention {
  public:
   Attention(const ModelConfig& config, const KernelTable* kernels, ThreadPool* pool);
 
-  // REQUIRES: jobs over draft KV have one row.
+  // Row r of n sees the keys up to its own: over draft KV all but the last n - 1 - r of the tail.
   void Run(absl::Span<const AttentionJob> jobs);
 
  private:
@@ -42,6 +45,8 @@ class Attention {
   };
   struct Scratch {  // of one thread
     AlignedBuffer<float> q, state, next, out, work;
+    AlignedBuffer<float> rank;      // [num_groups] of a draft KV
+    AlignedBuffer<int32_t> groups;  // the same, best first
   };
   int64_t StateFloats(int64_t flat_rows) const;
   AttnState StateAt(float* base, int64_t flat_rows) const;
@@ -50,6 +55,7 @@ class Attention {
   void RunTile(const Tile& tile, Scratch* scratch);
   void CombineTile(const Tile& tile, Scratch* scratch);
   void RunDraft(const Tile& tile, Scratch* scratch);
+  void SelectGroups(const float* q, DraftHeadView* view, Scratch* scratch) const;
   AttnRows LoadQueries(const Tile& tile, Scratch* scratch) const;
   void StoreOutput(const Tile& tile, AttnState state, Scratch* scratch) const;
 

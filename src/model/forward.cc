@@ -194,6 +194,16 @@ void Forward::RotateRows(int64_t num_rows) {
   });
 }
 
+// Rotation is in place; the few who want queries from before it pay for a copy.
+void Forward::KeepRawQueries(absl::Span<const RowGroup> batch, int64_t num_floats) {
+  for (const RowGroup& group : batch) {
+    if (group.observer == nullptr || !group.observer->wants_raw_queries()) continue;
+    raw_q_.Resize(num_floats);
+    std::memcpy(raw_q_.data(), q_.data(), num_floats * sizeof(float));
+    return;
+  }
+}
+
 void Forward::AttentionBlock(int layer, absl::Span<const RowGroup> batch, int64_t num_rows) {
   const ModelConfig& c = model_->config;
   const LayerWeights& w = model_->weights.layers[layer];
@@ -203,6 +213,7 @@ void Forward::AttentionBlock(int layer, absl::Span<const RowGroup> batch, int64_
   const MatmulJob qkv[] = {
       {&w.q, q_.data(), w.q_bias}, {&w.k, k_.data(), w.k_bias}, {&w.v, v_.data(), w.v_bias}};
   MatmulAll(normed_.data(), c.hidden_size, num_rows, qkv);
+  KeepRawQueries(batch, num_rows * q_size);
   RotateRows(num_rows);
   attention_jobs_.clear();
   int64_t row = 0;
@@ -211,11 +222,13 @@ void Forward::AttentionBlock(int layer, absl::Span<const RowGroup> batch, int64_
     const float* k = k_.data() + row * kv_size;
     const float* v = v_.data() + row * kv_size;
     group.kv->Append(layer, k, v, n);
+    const KvView kv = group.kv->Layer(layer);
     if (group.observer != nullptr)
-      group.observer->OnLayer({layer, group.first_pos, n, x_.data() + row * c.hidden_size,
-                               q_.data() + row * q_size, k, v});
-    attention_jobs_.push_back({group.kv->Layer(layer), q_.data() + row * q_size,
-                               attn_.data() + row * q_size, n, group.first_pos});
+      group.observer->OnLayer(
+          {layer, group.first_pos, n, x_.data() + row * c.hidden_size, q_.data() + row * q_size, k,
+           v, group.observer->wants_raw_queries() ? raw_q_.data() + row * q_size : nullptr, kv});
+    attention_jobs_.push_back(
+        {kv, q_.data() + row * q_size, attn_.data() + row * q_size, n, group.first_pos});
     row += n;
   }
   attention_.Run(attention_jobs_);

@@ -26,7 +26,7 @@ namespace vericache {
 struct RowGroup {
   absl::Span<const TokenId> tokens;  // one per row, each in [0, vocab_size)
   int64_t first_pos = 0;             // position of tokens[0]
-  KvSource* kv = nullptr;            // receives the rows' K/V; draft KV takes one row a group
+  KvSource* kv = nullptr;            // receives the rows' K/V
   int64_t logits_begin = 0;          // rows [logits_begin, tokens.size()) need logits
   ForwardObserver* observer = nullptr;
 };
@@ -97,6 +97,7 @@ class Forward {
   Activations ActsOf(ActFormat format, const float* x, int64_t cols, int64_t first_row) const;
   void AttentionBlock(int layer, absl::Span<const RowGroup> batch, int64_t num_rows);
   void FeedForwardBlock(int layer, int64_t num_rows);
+  void KeepRawQueries(absl::Span<const RowGroup> batch, int64_t num_floats);
   void RotateRows(int64_t num_rows);
   void AddRows(const float* x, int64_t num_rows, float* y);
 
@@ -109,6 +110,7 @@ class Forward {
   AlignedBuffer<float> x_;          // [rows][hidden_size], the residual stream
   AlignedBuffer<float> normed_;     // [rows][hidden_size]
   AlignedBuffer<float> q_, k_, v_;  // [rows][heads * head_dim]
+  AlignedBuffer<float> raw_q_;      // q_ before rope, for observers that want it
   AlignedBuffer<float> attn_;       // [rows][num_heads * head_dim]
   AlignedBuffer<float> gate_, up_;  // [rows][intermediate_size]
   AlignedBuffer<float> delta_;      // [rows][hidden_size]

@@ -167,6 +167,30 @@ TEST_F(SteadyStep, DraftingAllocatesNothing) {
   }
 }
 
+// Query-time reading ranks and picks groups of keys in every layer of every step.
+TEST_F(SteadyStep, ReadingSomeGroupsAllocatesNothing) {
+  const Case c = Cases()[1];
+  Prepared prepared(c, "int4");
+  Sequence* sequence = prepared.sequence.get();
+  const Model& model = prepared.harness.model();
+  DraftKv draft(model.config.kv_shape(), DraftCodec(), model.kernels);
+  draft.SetQueryTimeReads(0.2, 0);
+  std::vector<int32_t> all(sequence->full.num_tokens());
+  for (size_t i = 0; i < all.size(); ++i) all[i] = static_cast<int32_t>(i);
+  KeptSet kept;
+  kept.positions.assign(model.config.num_layers * model.config.num_kv_heads, all);
+  draft.Rebuild(sequence->full, kept, &prepared.harness.pool());
+  sequence->draft.emplace(std::move(draft));
+  Drafter drafter(&model, &prepared.harness.forward());
+  const int num_tokens = kWarmUp + kSteps;
+  drafter.Draft({&sequence, 1}, {&num_tokens, 1});
+  ASSERT_GT(sequence->draft->Layer(0).draft[0].num_selected, 0);
+  sequence->draft->Rollback();
+  const int64_t before = g_num_allocations.load();
+  drafter.Draft({&sequence, 1}, {&num_tokens, 1});
+  EXPECT_EQ(g_num_allocations.load() - before, 0);
+}
+
 // Draft, verification and commit. A draft KV in f16 without a selector only grows its tail, whose
 // room doubles; the warm-up takes it past such a point.
 TEST_F(SteadyStep, RoundsAllocateNothing) {

@@ -5,6 +5,8 @@
 // the quick check short, `make check-all` asks for more.
 #include <cstdio>
 #include <cstdlib>
+#include <set>
+#include <string>
 
 #include "gtest/gtest.h"
 #include "tests/support/engine_harness.h"
@@ -14,17 +16,46 @@ namespace vericache {
 namespace {
 
 constexpr int kDraftLengths[] = {0, 1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 24, 31, 32, 33, 40, 64};
+// Every selector, every codec, and the exceptions by layer.
 constexpr const char* kSpecs[] = {"f16",
                                   "int8",
+                                  "int7",
+                                  "int6",
+                                  "int5",
                                   "int4",
+                                  "int3",
+                                  "int2",
+                                  "k8v4",
+                                  "k16v2",
+                                  "k4v16",
+                                  "kivi2",
+                                  "kivi4",
+                                  "rot2",
+                                  "rot3",
+                                  "rot4",
+                                  "rot5",
+                                  "rot6",
+                                  "rot7",
+                                  "rot8",
+                                  "all,f16=0+int2",
                                   "sink:0.2",
                                   "sink:0.3+int8",
+                                  "sink:0.05+int4",
                                   "snapkv:0.1",
                                   "snapkv:0.25+int4",
-                                  "snapkv:0.5+int8",
-                                  "sink:0.05+int4",
+                                  "snapkv:0.2,keep=1,f16=0+rot3",
                                   "verify:0.25+int4",
-                                  "verify:0.1,window=8"};
+                                  "verify:0.1,window=8",
+                                  "verify:0.2,floor=0.1,chunk=64+int4",
+                                  "verify:0.1,score=vegas+int8",
+                                  "kvzip:0.3,window=8,chunk=64+int4",
+                                  "kvzip:0.1,window=1",
+                                  "expected:0.3,window=8+k4v2",
+                                  "h2o:0.3",
+                                  "h2o:0.2+kivi4",
+                                  "quest:0.2,whole=1",
+                                  "quest:0.1,whole=0+int4",
+                                  "quest:0.3,whole=0+rot4"};
 enum class Adversary { kNone, kAlwaysWrong, kRandomlyWrong, kOutOfVocabulary };
 constexpr Adversary kAdversaries[] = {Adversary::kNone, Adversary::kAlwaysWrong,
                                       Adversary::kRandomlyWrong, Adversary::kOutOfVocabulary};
@@ -122,6 +153,7 @@ class Cells {
 
 struct Totals {
   int64_t tokens = 0, cells = 0, drafted = 0, accepted = 0, stops = 0;
+  std::set<std::string> specs;  // that drafted
 };
 
 // One model under two ISAs and three thread counts. The judge is plain decoding, one thread, one
@@ -157,6 +189,7 @@ void RunModel(const TinyModelOptions& options, int64_t tokens_wanted, uint64_t s
       ASSERT_EQ(got[i].finish, expected.finish) << knobs[i].draft;
       tokens += static_cast<int64_t>(got[i].tokens.size());
       t->drafted += got[i].drafted;
+      if (got[i].drafted > 0) t->specs.insert(knobs[i].draft);
       t->accepted += got[i].accepted;
       t->stops += got[i].finish == FinishReason::kStop;
       ++t->cells;
@@ -180,6 +213,7 @@ TEST(ExactnessMatrix, NoMismatchAnywhere) {
   EXPECT_GT(totals.accepted, totals.tokens / 20);
   EXPECT_GT(totals.drafted, totals.accepted + totals.tokens / 20);
   EXPECT_GT(totals.stops, 0);
+  EXPECT_EQ(totals.specs.size(), std::size(kSpecs));
 }
 
 }  // namespace

@@ -22,6 +22,10 @@ if ! [ -f "$here/installed" ]; then
     die "the packages could not be installed"
   : >"$here/installed"
 fi
+if ! "$python" -m pip show --quiet kvpress 2>/dev/null; then
+  step golden_kvpress.log "install kvpress into build/golden" \
+    "$python" -m pip install --no-deps kvpress==0.5.5 || die "kvpress could not be installed"
+fi
 if ! [ -d "$here/$source_package" ]; then
   step golden_source.log "fetch llama.cpp's converter" \
     "$python" -m pip download --no-deps --no-binary :all: --dest "$here" llama-cpp-python==0.3.36 ||
@@ -30,4 +34,5 @@ if ! [ -d "$here/$source_package" ]; then
 fi
 llama_cpp=$here/$source_package/vendor/llama.cpp
 "$python" "$root/tests/golden/model/make_golden.py" --llama-cpp "$llama_cpp"
+"$python" "$root/tests/golden/compressors/make_golden.py"
 cd "$root" && git --no-pager diff --stat -- tests/golden

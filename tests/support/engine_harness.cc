@@ -29,6 +29,7 @@ std::unique_ptr<Sequence> Harness::MakeSequence(const RunTask& task, const RunKn
   const auto spec = ParseDraftSpec(knobs.draft);
   VC_CHECK(spec.ok());
   s->spec = *spec;
+  s->repeat_prompt = {{1, 2}, {1, 3}, {4}};  // any tokens will do
   if (knobs.draft_len > 0) s->draft_length = DraftLength::Fixed(knobs.draft_len);
   s->adversary = knobs.adversary;
   s->ends_generation = [eos = task.eos](TokenId id) { return id == eos; };

@@ -125,13 +125,36 @@ VC_INLINE Bytes64 LoadBytes64(const uint8_t* p) {
   return {_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)),
           _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 32))};
 }
-VC_INLINE Bytes64 LowNibbles(Bytes64 b) {
-  const __m256i mask = _mm256_set1_epi8(15);
-  return {_mm256_and_si256(b.lo, mask), _mm256_and_si256(b.hi, mask)};
+VC_INLINE void StoreBytes64(Bytes64 b, uint8_t* p) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), b.lo);
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p + 32), b.hi);
 }
-VC_INLINE Bytes64 HighNibbles(Bytes64 b) {
-  return LowNibbles({_mm256_srli_epi16(b.lo, 4), _mm256_srli_epi16(b.hi, 4)});
+VC_INLINE Bytes64 Or(Bytes64 a, Bytes64 b) {
+  return {_mm256_or_si256(a.lo, b.lo), _mm256_or_si256(a.hi, b.hi)};
 }
+// Every byte & mask.
+VC_INLINE Bytes64 Mask(Bytes64 b, uint8_t mask) {
+  const __m256i m = _mm256_set1_epi8(static_cast<char>(mask));
+  return {_mm256_and_si256(b.lo, m), _mm256_and_si256(b.hi, m)};
+}
+// Shifts pairs of bytes, so bits cross from one to the other: mask what came in.
+VC_INLINE Bytes64 ShiftRight(Bytes64 b, int n) {
+  return {_mm256_srli_epi16(b.lo, n), _mm256_srli_epi16(b.hi, n)};
+}
+VC_INLINE Bytes64 ShiftLeft(Bytes64 b, int n) {
+  return {_mm256_slli_epi16(b.lo, n), _mm256_slli_epi16(b.hi, n)};
+}
+// Byte i of every four from rows[i], rounded half to even; REQUIRES: within 0 to 255.
+VC_INLINE Bytes64 PackBytes(const Vec16 rows[4]) {
+  Bytes64 b = {_mm256_cvtps_epi32(rows[0].lo), _mm256_cvtps_epi32(rows[0].hi)};
+  for (int i = 1; i < 4; ++i) {
+    b = Or(b, {_mm256_slli_epi32(_mm256_cvtps_epi32(rows[i].lo), 8 * i),
+               _mm256_slli_epi32(_mm256_cvtps_epi32(rows[i].hi), 8 * i)});
+  }
+  return b;
+}
+VC_INLINE Bytes64 LowNibbles(Bytes64 b) { return Mask(b, 15); }
+VC_INLINE Bytes64 HighNibbles(Bytes64 b) { return Mask(ShiftRight(b, 4), 15); }
 VC_INLINE __m256i FourTimes(const int8_t* four) {
   int32_t bits;
   __builtin_memcpy(&bits, four, sizeof(bits));
@@ -159,6 +182,10 @@ VC_INLINE Sum16 AddWholeBytes(Bytes64 codes, const int8_t* four, Sum16 s) {
   s = AddPairs(AddNibbles(LowNibbles(codes), four, ZeroPairs()), s);
   return {_mm256_add_epi32(s.lo, _mm256_madd_epi16(_mm256_maddubs_epi16(high.lo, x), sixteen)),
           _mm256_add_epi32(s.hi, _mm256_madd_epi16(_mm256_maddubs_epi16(high.hi, x), sixteen))};
+}
+// The same for bytes up to 127: their pairs fit.
+VC_INLINE Sum16 AddSmallBytes(Bytes64 codes, const int8_t* four, Sum16 s) {
+  return AddPairs(AddNibbles(codes, four, ZeroPairs()), s);
 }
 
 // The contract's tree: lane[i] += lane[i + s] for s = 8, 4, 2, 1.

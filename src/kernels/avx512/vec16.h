@@ -82,15 +82,38 @@ struct Bytes64 {
 VC_INLINE Sum16 ZeroSum() { return {_mm512_setzero_si512()}; }
 VC_INLINE Vec16 ToFloat(Sum16 s) { return {_mm512_cvtepi32_ps(s.v)}; }
 VC_INLINE Bytes64 LoadBytes64(const uint8_t* p) { return {_mm512_loadu_si512(p)}; }
-VC_INLINE Bytes64 LowNibbles(Bytes64 b) { return {_mm512_and_si512(b.v, _mm512_set1_epi8(15))}; }
-VC_INLINE Bytes64 HighNibbles(Bytes64 b) { return LowNibbles({_mm512_srli_epi16(b.v, 4)}); }
+VC_INLINE void StoreBytes64(Bytes64 b, uint8_t* p) { _mm512_storeu_si512(p, b.v); }
+VC_INLINE Bytes64 Or(Bytes64 a, Bytes64 b) { return {_mm512_or_si512(a.v, b.v)}; }
+// Every byte & mask.
+VC_INLINE Bytes64 Mask(Bytes64 b, uint8_t mask) {
+  return {_mm512_and_si512(b.v, _mm512_set1_epi8(static_cast<char>(mask)))};
+}
+// Shifts pairs of bytes, so bits cross from one to the other: mask what came in.
+VC_INLINE Bytes64 ShiftRight(Bytes64 b, int n) {
+  return {_mm512_srli_epi16(b.v, static_cast<unsigned>(n))};
+}
+VC_INLINE Bytes64 ShiftLeft(Bytes64 b, int n) {
+  return {_mm512_slli_epi16(b.v, static_cast<unsigned>(n))};
+}
+// Byte i of every four from rows[i], rounded half to even; REQUIRES: within 0 to 255.
+VC_INLINE Bytes64 PackBytes(const Vec16 rows[4]) {
+  Bytes64 b = {_mm512_cvtps_epi32(rows[0].v)};
+  for (unsigned i = 1; i < 4; ++i)
+    b = Or(b, {_mm512_slli_epi32(_mm512_cvtps_epi32(rows[i].v), 8 * i)});
+  return b;
+}
+VC_INLINE Bytes64 LowNibbles(Bytes64 b) { return Mask(b, 15); }
+VC_INLINE Bytes64 HighNibbles(Bytes64 b) { return Mask(ShiftRight(b, 4), 15); }
 // s += codes times the four values.
 VC_INLINE Sum16 AddWholeBytes(Bytes64 codes, const int8_t* four, Sum16 s) {
   int32_t bits;
   __builtin_memcpy(&bits, four, sizeof(bits));
   return {_mm512_dpbusd_epi32(s.v, codes.v, _mm512_set1_epi32(bits))};
 }
-// AVX2 adds nibbles up in 16 bits first; here there is nothing to gain.
+// AVX2 adds nibbles and small bytes up in 16 bits first; here there is nothing to gain.
+VC_INLINE Sum16 AddSmallBytes(Bytes64 codes, const int8_t* four, Sum16 s) {
+  return AddWholeBytes(codes, four, s);
+}
 using Pairs32 = Sum16;
 VC_INLINE Pairs32 ZeroPairs() { return ZeroSum(); }
 VC_INLINE Pairs32 AddNibbles(Bytes64 codes, const int8_t* four, Pairs32 s) {

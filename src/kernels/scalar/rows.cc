@@ -67,6 +67,21 @@ void ExpRow(const float* x, int64_t n, float* y) {
   for (int64_t i = 0; i < n; ++i) y[i] = Exp(x[i]);
 }
 
+void AddSoftmax(float* x, int64_t n, float* y) {
+  float max = -kInf;
+  for (int64_t i = 0; i < n; ++i) {
+    if (!(x[i] > -kInf && x[i] < kInf)) return;
+    max = x[i] > max ? x[i] : max;
+  }
+  float lane[16] = {};
+  for (int64_t i = 0; i < n; ++i) {
+    x[i] = Exp(x[i] - max);
+    lane[i % 16] += x[i];
+  }
+  const float inv = 1.0f / LaneTree(lane);
+  for (int64_t i = 0; i < n; ++i) y[i] = __builtin_fmaf(x[i], inv, y[i]);
+}
+
 }  // namespace
 
 void FillRows(KernelTable* table) {
@@ -80,6 +95,7 @@ void FillRows(KernelTable* table) {
   table->f16_to_f32 = FromF16;
   table->argmax = Argmax;
   table->exp = ExpRow;
+  table->add_softmax = AddSoftmax;
 }
 
 }  // namespace vericache::VC_KERNEL_NS

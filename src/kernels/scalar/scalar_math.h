@@ -59,6 +59,21 @@ inline float LaneTree(float* lane) {
   return lane[0];
 }
 
+// x = H32 x / sqrt(32) for 32 values in place, its own inverse: butterflies over distances 1, 2, 4,
+// 8 and 16, then one product each.
+inline void Hadamard32(float* x) {
+  for (int s = 1; s < 32; s *= 2) {
+    for (int i = 0; i < 32; i += 2 * s) {
+      for (int j = i; j < i + s; ++j) {
+        const float a = x[j], b = x[j + s];
+        x[j] = a + b;
+        x[j + s] = a - b;
+      }
+    }
+  }
+  for (int i = 0; i < 32; ++i) x[i] *= 0x1.6a09e6p-3f;
+}
+
 // Nearest integer, ties to even, for |x| <= 2^22: above 1.5 * 2^23 fp32 has no fractions.
 inline int RoundToNearest(float x) {
   const float shifted = x + 12582912.0f;

@@ -155,6 +155,30 @@ void ExpRow(const float* x, int64_t n, float* y) {
       n, [&](int64_t i, int64_t count) { StoreUpTo(Exp(LoadUpTo(x + i, count)), y + i, count); });
 }
 
+void AddSoftmax(float* x, int64_t n, float* y) {
+  const Vec16 lowest = Set(-__builtin_inff());
+  Vec16 max16 = lowest, bad = Zero();
+  ForVectors(n, [&](int64_t i, int64_t count) {
+    Vec16 v = LoadUpTo(x + i, count);
+    bad = Add(bad, Sub(v, v));  // NaN where a value is not finite
+    if (count < 16) v = Select(FirstLanes(count), v, lowest);
+    max16 = MaxOrSecond(max16, v);
+  });
+  if (Any(Unordered(bad, bad))) return;
+  const Vec16 max = Set(MaxLane(max16));
+  Vec16 sum = Zero();
+  ForVectors(n, [&](int64_t i, int64_t count) {
+    Vec16 e = Exp(Sub(LoadUpTo(x + i, count), max));
+    if (count < 16) e = Select(FirstLanes(count), e, Zero());
+    StoreUpTo(e, x + i, count);
+    sum = Add(sum, e);
+  });
+  const Vec16 inv = Set(1.0f / LaneTree(sum));
+  ForVectors(n, [&](int64_t i, int64_t count) {
+    StoreUpTo(Fma(LoadUpTo(x + i, count), inv, LoadUpTo(y + i, count)), y + i, count);
+  });
+}
+
 }  // namespace
 
 void FillRows(KernelTable* table) {
@@ -168,6 +192,7 @@ void FillRows(KernelTable* table) {
   table->f16_to_f32 = FromF16;
   table->argmax = Argmax;
   table->exp = ExpRow;
+  table->add_softmax = AddSoftmax;
 }
 
 }  // namespace vericache::VC_KERNEL_NS

@@ -14,28 +14,26 @@ namespace {
 constexpr float kInf = std::numeric_limits<float>::infinity();
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
-int MaxCode(DraftFormat format) { return format == DraftFormat::kInt8 ? 255 : 15; }
+constexpr DraftFormat kFormats[] = {DraftFormat::kInt2, DraftFormat::kInt3, DraftFormat::kInt4,
+                                    DraftFormat::kInt5, DraftFormat::kInt6, DraftFormat::kInt7,
+                                    DraftFormat::kInt8};
 
 // Decoded values of one group, [32][d], and the scale each of them was coded with.
 struct Decoded {
   std::vector<double> value, scale, min;
 };
 
-// [four][32 lanes][4], lanes in two halves of bytes or in the two nibbles of one (kv_view.h).
-int CodeAt(DraftFormat format, const std::vector<uint8_t>& codes, int four, int lane, int at) {
-  if (format == DraftFormat::kInt8) return codes[four * 128 + lane / 16 * 64 + lane % 16 * 4 + at];
-  const int byte = codes[four * 64 + lane % 16 * 4 + at];
-  return lane < 16 ? byte & 15 : byte >> 4;
-}
-
 Decoded KeyRoundTrip(DraftFormat format, const std::vector<float>& k, int d) {
   std::vector<uint8_t> codes(GroupCodeBytes(format, d));
   std::vector<uint16_t> scale(d), min(d);
-  EncodeKeyGroup(format, k.data(), d, codes.data(), scale.data(), min.data());
+  std::vector<float> by_channel(32 * d);
+  for (int key = 0; key < 32; ++key)
+    for (int c = 0; c < d; ++c) by_channel[c * 32 + key] = k[key * d + c];
+  EncodeKeyGroup(Judge(), format, by_channel.data(), d, codes.data(), scale.data(), min.data());
   Decoded out;
   for (int key = 0; key < 32; ++key) {
     for (int c = 0; c < d; ++c) {
-      const int code = CodeAt(format, codes, c / 4, key, c % 4);
+      const int code = GroupKeyCode(format, codes.data(), key, c);
       out.scale.push_back(F16ToF32(scale[c]));
       out.min.push_back(F16ToF32(min[c]));
       out.value.push_back(out.min.back() + out.scale.back() * code);
@@ -47,12 +45,12 @@ Decoded KeyRoundTrip(DraftFormat format, const std::vector<float>& k, int d) {
 Decoded ValueRoundTrip(DraftFormat format, const std::vector<float>& v, int d) {
   std::vector<uint8_t> codes(GroupCodeBytes(format, d));
   std::vector<uint16_t> scale(d), min(d);  // [d / 32][32]
-  EncodeValueGroup(format, v.data(), d, codes.data(), scale.data(), min.data());
+  EncodeValueGroup(Judge(), format, v.data(), d, codes.data(), scale.data(), min.data());
   Decoded out;
   for (int key = 0; key < 32; ++key) {
     for (int c = 0; c < d; ++c) {
       const int part = c / 32;
-      const int code = CodeAt(format, codes, part * 8 + key / 4, c % 32, key % 4);
+      const int code = GroupValueCode(format, codes.data(), key, c);
       out.scale.push_back(F16ToF32(scale[part * 32 + key]));
       out.min.push_back(F16ToF32(min[part * 32 + key]));
       out.value.push_back(out.min.back() + out.scale.back() * code);
@@ -64,7 +62,7 @@ Decoded ValueRoundTrip(DraftFormat format, const std::vector<float>& v, int d) {
 void ExpectWithinBound(DraftFormat format, const std::vector<float>& x, const Decoded& decoded) {
   for (size_t i = 0; i < x.size(); ++i) {
     const double bound = 0.5 * decoded.scale[i] * (1 + 1e-6) + std::fabs(decoded.min[i]) * 0x1p-11 +
-                         (MaxCode(format) + 1) * 0x1p-25;
+                         (MaxCodeOf(format) + 1) * 0x1p-25;
     ASSERT_NEAR(decoded.value[i], x[i], bound) << i;
     // The scale is no wider than the values need.
     ASSERT_GE(decoded.scale[i], 0);
@@ -72,7 +70,7 @@ void ExpectWithinBound(DraftFormat format, const std::vector<float>& x, const De
 }
 
 TEST(IntCodec, ErrsByHalfAStepAtMost) {
-  for (DraftFormat format : {DraftFormat::kInt8, DraftFormat::kInt4}) {
+  for (DraftFormat format : kFormats) {
     for (int d : {32, 64, 96, 128}) {
       for (float range : {1e-6f, 1e-4f, 1e-2f, 1.0f, 50.0f, 1000.0f, 60000.0f}) {
         for (float offset : {0.0f, 3.0f, -100.0f}) {
@@ -102,7 +100,7 @@ TEST(IntCodec, StepIsTheRangeOverTheCodes) {
 }
 
 TEST(IntCodec, ConstantGroupsAreExact) {
-  for (DraftFormat format : {DraftFormat::kInt8, DraftFormat::kInt4}) {
+  for (DraftFormat format : kFormats) {
     for (float value : {0.0f, -0.0f, 1.0f, -3.5f, 65504.0f, -65504.0f, 6e-8f}) {
       const std::vector<float> x(32 * 64, value);
       const float half = F16ToF32(F32ToF16Saturated(value));
@@ -135,7 +133,7 @@ TEST(IntCodec, OutliersStayInTheirOwnGroup) {
 }
 
 TEST(IntCodec, HugeValuesSaturate) {
-  for (DraftFormat format : {DraftFormat::kInt8, DraftFormat::kInt4}) {
+  for (DraftFormat format : kFormats) {
     for (const auto& [low, high] : {std::pair(-65504.0f, 65504.0f), std::pair(-1e30f, 1e30f),
                                     std::pair(-kInf, kInf), std::pair(0.0f, kInf)}) {
       std::vector<float> x(32 * 32, low);
@@ -154,7 +152,7 @@ TEST(IntCodec, HugeValuesSaturate) {
 // A NaN may spoil its own group and nothing else; codes and scales are always written.
 TEST(IntCodec, NanSpoilsNoOtherGroup) {
   const int d = 64;
-  for (DraftFormat format : {DraftFormat::kInt8, DraftFormat::kInt4}) {
+  for (DraftFormat format : kFormats) {
     for (int bad_key : {0, 1, 31}) {
       TestRandom random(bad_key);
       std::vector<float> x = random.Floats(32 * d, 2.0f);
@@ -163,7 +161,7 @@ TEST(IntCodec, NanSpoilsNoOtherGroup) {
       for (int key = 0; key < 32; ++key) {
         for (int c = 0; c < d; ++c) {
           const size_t i = key * d + c;
-          const double bound = 4.0 / MaxCode(format);
+          const double bound = 4.0 / MaxCodeOf(format);
           if (c != 5) {
             ASSERT_NEAR(k.value[i], x[i], bound);
           }

@@ -142,10 +142,11 @@ void CheckSnapKv(Prompt* prompt, int window, int pool_width, double fraction) {
   for (const KernelTable* table : AllKernelTables())
     EXPECT_EQ(prompt->Select(spec, table).positions, kept.positions) << table->name;
   for (size_t i = 0; i < kept.positions.size() && !::testing::Test::HasFatalFailure(); ++i) {
-    const std::vector<double> score =
-        Pooled(Votes(*prompt, static_cast<int>(i) / prompt->shape.num_kv_heads,
-                     static_cast<int>(i) % prompt->shape.num_kv_heads),
-               pool_width);
+    std::vector<double> score = Votes(*prompt, static_cast<int>(i) / prompt->shape.num_kv_heads,
+                                      static_cast<int>(i) % prompt->shape.num_kv_heads);
+    score.resize(n - w);  // the window takes no part in the pool
+    score = Pooled(score, pool_width);
+    score.resize(n);
     ExpectSameChoice(kept.positions[i], BestOf(score, w, count), score);
   }
 }
@@ -246,7 +247,7 @@ TEST(KeptCount, TruncatesAndClamps) {
   EXPECT_EQ(KeptCount(Spec(SelectorKind::kSink, 1.0), 12345, 5), 12345);
 }
 
-TEST(QueryRowsWanted, IsTheWindowOfSnapKvOnly) {
+TEST(QueryRowsWanted, IsTheWindowOfThoseThatVote) {
   DraftSpec spec = Spec(SelectorKind::kSnapKv, 0.5);
   EXPECT_EQ(QueryRowsWanted(spec), 32);
   spec.window = 5;
