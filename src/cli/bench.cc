@@ -17,6 +17,7 @@
 #include "cli/errors.h"
 #include "cli/interrupt.h"
 #include "cli/models.h"
+#include "cli/spec_list.h"
 #include "vericache/benchmark.h"
 
 namespace vericache::cli {
@@ -88,23 +89,10 @@ absl::Status ParseNumbers(const std::string& text, int64_t min, int64_t max,
   return CheckListLength(numbers->size());
 }
 
-// Specs hold commas of their own: a part with "=" goes on with the spec before it.
 absl::Status ParseSpecs(const std::string& text, std::vector<std::string>* specs) {
   specs->clear();
   if (text == kNone) return absl::OkStatus();
-  for (const std::string_view part : Split(text, ',')) {
-    if (part.find('=') != part.npos && !specs->empty()) {
-      specs->back() += "," + std::string(part);
-    } else {
-      specs->emplace_back(part);
-    }
-  }
-  for (std::string& spec : *specs) {
-    VC_ASSIGN_OR_RETURN(const std::string canonical, CanonicalDraftSpec(spec));
-    if (canonical == "off")
-      return absl::InvalidArgumentError("'off' drafts nothing; none measures no drafts");
-    spec = canonical;
-  }
+  VC_RETURN_IF_ERROR(ParseSpecList(text, specs));
   return CheckListLength(specs->size());
 }
 

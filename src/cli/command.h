@@ -20,6 +20,7 @@ CommandBody DeclareRun(Flags* flags);
 CommandBody DeclareChat(Flags* flags);
 CommandBody DeclareAudit(Flags* flags);
 CommandBody DeclareCompare(Flags* flags);
+CommandBody DeclareCompressors(Flags* flags);
 CommandBody DeclareInspect(Flags* flags);
 CommandBody DeclarePerplexity(Flags* flags);
 CommandBody DeclarePull(Flags* flags);

@@ -21,7 +21,8 @@ import fake_hub  # noqa: E402
 class Help(CliTest):
     def test_every_command_has_help_with_examples(self):
         overview = self.ok("--help").out
-        for command in ("run", "chat", "audit", "inspect", "perplexity", "pull", "bench"):
+        for command in ("run", "chat", "audit", "compressors", "inspect", "perplexity", "pull",
+                        "bench"):
             with self.subTest(command=command):
                 self.assertIn(f"\n  {command} ", overview)
                 text = self.ok(command, "--help").out
@@ -389,7 +390,7 @@ class Measures(CliTest):
         for flag, value in (("--depths", "0,x"), ("--depths", ""), ("--depths", "-1"),
                             ("--widths", "0"), ("--widths", "258"), ("--repeat", "0"),
                             ("--widths", ",".join(map(str, range(1, 18)))),
-                            ("--draft-specs", "off"), ("--draft-specs", "int5"),
+                            ("--draft-specs", "off"), ("--draft-specs", "int9"),
                             ("--draft-specs", "")):
             self.fails(2, "bench", "-m", LLAMA, flag, value, says=flag)
         self.fails(1, "bench", "-m", LLAMA, "--prefill", 100000, says="context")

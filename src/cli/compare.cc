@@ -105,13 +105,8 @@ class Runner {
 
   // The request of a question and the prefill that all three ways start from.
   absl::StatusOr<Session> Start(const CompareQuestion& question, Request* request) {
-    if (document_.has_value()) {
-      *request = document_prompt_->Ask(question.text);
-    } else if (!question.messages_json.empty()) {
-      request->messages_json = question.messages_json;
-    } else {
-      request->prompt = question.text;
-    }
+    *request = document_.has_value() ? document_prompt_->Ask(question.text) : RequestOf(question);
+    request->sampling = question.sampling;
     request->draft = options_.draft;
     request->draft_len = options_.draft_len;
     if (question.max_tokens > 0) request->max_tokens = question.max_tokens;

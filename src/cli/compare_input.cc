@@ -36,15 +36,47 @@ std::string ChatOf(const std::string& system, const std::string& user) {
   return messages.dump();
 }
 
+// Ranges are checked where the request is made.
+absl::Status ReadSampling(const Json& object, SamplingOptions* sampling) {
+  for (const auto& [key, value] :
+       {std::pair<const char*, float*>{"temperature", &sampling->temperature},
+        {"top_p", &sampling->top_p},
+        {"min_p", &sampling->min_p}}) {
+    const auto it = object.find(key);
+    if (it == object.end()) continue;
+    if (!it->is_number())
+      return absl::InvalidArgumentError(fmt::format("\"{}\" must be a number", key));
+    *value = it->get<float>();
+  }
+  for (const char* key : {"top_k", "seed"}) {
+    const auto it = object.find(key);
+    if (it == object.end()) continue;
+    if (!it->is_number_unsigned())
+      return absl::InvalidArgumentError(
+          fmt::format("\"{}\" must be a whole number, 0 or more", key));
+    const uint64_t number = it->get<uint64_t>();
+    if (key[0] == 's') {
+      sampling->seed = number;
+    } else {
+      sampling->top_k = static_cast<int64_t>(std::min<uint64_t>(number, INT64_MAX));
+    }
+  }
+  return absl::OkStatus();
+}
+
 absl::StatusOr<CompareQuestion> ParseQuestion(const Json& object, QuestionForm form) {
   CompareQuestion question;
   VC_ASSIGN_OR_RETURN(question.id, StringMember(object, "id"));
+  if (question.id.empty()) {
+    VC_ASSIGN_OR_RETURN(question.id, StringMember(object, "custom_id"));
+  }
   VC_ASSIGN_OR_RETURN(question.kind, StringMember(object, "kind"));
   if (const auto it = object.find("max_tokens"); it != object.end()) {
     if (!it->is_number_integer() || it->get<int64_t>() < 1)
       return absl::InvalidArgumentError("\"max_tokens\" must be a whole number above 0");
     question.max_tokens = it->get<int64_t>();
   }
+  VC_RETURN_IF_ERROR(ReadSampling(object, &question.sampling));
   VC_ASSIGN_OR_RETURN(const std::string asked, StringMember(object, "question"));
   if (form == QuestionForm::kQuestionsOnly) {
     if (asked.empty()) return absl::InvalidArgumentError("\"question\" is missing");
@@ -61,6 +93,11 @@ absl::StatusOr<CompareQuestion> ParseQuestion(const Json& object, QuestionForm f
     if (!messages->is_array() || messages->empty())
       return absl::InvalidArgumentError("\"messages\" must be a list of chat messages");
     question.messages_json = messages->dump();
+  }
+  if (const auto tools = object.find("tools"); tools != object.end()) {
+    if (!tools->is_array() || question.messages_json.empty())
+      return absl::InvalidArgumentError("\"tools\" must be a list, beside \"messages\"");
+    if (!tools->empty()) question.tools_json = tools->dump();
   }
   return question;
 }
@@ -148,6 +185,19 @@ Request DocumentPrompt::Ask(const std::string& question) const {
       request.prompt = opening + "\n\nQuestion: " + question + "\nAnswer:";
       break;
   }
+  return request;
+}
+
+Request RequestOf(const CompareQuestion& question) {
+  Request request;
+  if (!question.messages_json.empty()) {
+    request.messages_json = question.messages_json;
+    request.tools_json = question.tools_json;
+  } else {
+    request.prompt = question.text;
+  }
+  if (question.max_tokens > 0) request.max_tokens = question.max_tokens;
+  request.sampling = question.sampling;
   return request;
 }
 

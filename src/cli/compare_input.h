@@ -17,7 +17,9 @@ struct CompareQuestion {
   // With a document the user's turn; else exactly one of text and messages_json is set.
   std::string text;
   std::string messages_json;
+  std::string tools_json;  // array of tool schemas, or ""
   int64_t max_tokens = 0;  // 0: not given
+  SamplingOptions sampling;
 };
 
 struct CompareInput {
@@ -30,13 +32,18 @@ struct CompareInput {
 inline constexpr size_t kMaxCompareQuestions = 10000;
 
 // A questions file: one JSON object a line, {"id"?, "kind"?, "question", "max_tokens"?}; a prompts
-// file: the same with "prompt" (raw text), "question" (one user turn) or "messages" (a chat).
+// file: the same with "prompt" (raw text), "question" (one user turn) or "messages" (a chat, with
+// "tools"?), as for `batch`; "custom_id" is an id too, "temperature", "top_k", "top_p", "min_p" and
+// "seed" are taken where they stand. Other members are somebody else's.
 // Blank lines are skipped.
 // ERRORS: kInvalidArgument naming file and line; `name` is for messages only.
 enum class QuestionForm { kQuestionsOnly, kPrompts };
 absl::StatusOr<std::vector<CompareQuestion>> ParseQuestions(std::string_view text,
                                                             QuestionForm form,
                                                             const std::string& name);
+
+// The request that a prompt without a document makes.
+Request RequestOf(const CompareQuestion& question);
 
 // Reads both files of --document and --questions. ERRORS: kNotFound, kInvalidArgument.
 absl::StatusOr<CompareInput> ReadDocumentInput(const std::string& document_path,

@@ -28,6 +28,7 @@ constexpr Entry kCommands[] = {
     {"chat", "Talk to a model", DeclareChat},
     {"audit", "Compute a receipt's answer again", DeclareAudit},
     {"compare", "Full KV, unverified draft KV and VeriCache on the same prompts", DeclareCompare},
+    {"compressors", "How well draft KVs do on your prompts", DeclareCompressors},
     {"inspect", "What a model file holds and what its KV costs", DeclareInspect},
     {"perplexity", "Perplexity of a text", DeclarePerplexity},
     {"pull", "Fetch a model from the Hugging Face Hub", DeclarePull},

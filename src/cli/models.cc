@@ -46,6 +46,9 @@ absl::StatusOr<std::unique_ptr<Engine>> LoadEngine(const ModelFlags& flags) {
   options.on_load = [&bar](uint64_t done, uint64_t total) {
     bar.Update(static_cast<int64_t>(done), static_cast<int64_t>(total));
   };
+  options.on_notice = [](std::string_view text) {
+    fmt::print(stderr, "vericache: note: {}\n", text);
+  };
   VC_ASSIGN_OR_RETURN(std::unique_ptr<Engine> engine, Engine::Load(options));
   bar.Finish();
   const ModelInfo& info = engine->info();
