@@ -11,13 +11,13 @@ A marker names the tables (all, if none is named) and the files in bench/results
     <!-- end -->
 """
 
-import argparse
-import difflib
 import json
 import pathlib
 import re
 import statistics
 import sys
+
+import marked_docs
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "bench/results"
@@ -230,33 +230,8 @@ def filled(text, results=RESULTS):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-    action = parser.add_mutually_exclusive_group()
-    action.add_argument("--update", action="store_true", help="write the tables of documents")
-    action.add_argument("--check", action="store_true", help="compare them with the records")
-    parser.add_argument("--results", type=pathlib.Path, default=RESULTS)
-    parser.add_argument("files", nargs="*", type=pathlib.Path)
-    args = parser.parse_args()
-    if not args.update and not args.check:
-        for path in args.files:
-            print("\n" + tables(Run(load(path))))
-        return
-    wrong = 0
-    for path in args.files or DOCS:
-        old = path.read_text(encoding="utf-8")
-        if not MARKED.search(old):
-            sys.exit(f"{path} holds no table")
-        new = filled(old, args.results)
-        if args.update:
-            path.write_text(new, encoding="utf-8")
-        elif old != new:
-            wrong += 1
-            sys.stdout.writelines(
-                difflib.unified_diff(
-                    old.splitlines(True), new.splitlines(True), str(path), "from the records"
-                )
-            )
-    sys.exit(1 if wrong else 0)
+    summary = __doc__.split("\n", 1)[0]
+    marked_docs.main(summary, DOCS, RESULTS, MARKED, lambda path: tables(Run(load(path))), filled)
 
 
 if __name__ == "__main__":
