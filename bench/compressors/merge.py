@@ -46,7 +46,9 @@ def decoded(prompts):
 
 def summarize(prompts):
     runs = [run for p in prompts for run in p["runs"]]
-    return {
+    # What proposes without a draft KV has no distribution to compare.
+    kl = {"mean_kl": weighted(prompts, "mean_kl")} if "mean_kl" in prompts[0] else {}
+    return kl | {
         "num_prompts": len(prompts),
         "num_rounds": len(runs),
         "kept_fraction": statistics.mean(p["kept_fraction"] for p in prompts),
@@ -55,7 +57,6 @@ def summarize(prompts):
         "median_run_length": statistics.median(runs) if runs else 0.0,
         "p10_run_length": quantile(runs, 0.1) if runs else 0.0,
         "agreement": weighted(prompts, "agreement"),
-        "mean_kl": weighted(prompts, "mean_kl"),
         "num_decoded": sum("identical" in p for p in prompts),
     } | decoded(prompts)
 

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <nlohmann/json.hpp>
 
 #include "cli/terminal.h"
@@ -77,7 +78,7 @@ Json SummaryJson(const SpecSummary& s) {
   json["median_run_length"] = s.median_run;
   json["p10_run_length"] = s.p10_run;
   json["agreement"] = s.agreement;
-  json["mean_kl"] = s.mean_kl;
+  if (!std::isnan(s.mean_kl)) json["mean_kl"] = s.mean_kl;
   json["num_decoded"] = s.num_decoded;
   if (s.num_decoded == 0) return json;
   json["num_identical"] = s.num_identical;
@@ -102,7 +103,7 @@ Json PromptJson(const StudiedPrompt& prompt, const DraftReplayReport& replay,
   json["runs"] = replay.run_lengths;
   json["num_compared"] = replay.num_compared;
   json["agreement"] = replay.agreement;
-  json["mean_kl"] = replay.mean_kl;
+  if (!std::isnan(replay.mean_kl)) json["mean_kl"] = replay.mean_kl;
   json["kept_fraction"] = replay.kept_fraction;
   json["read_fraction"] = replay.read_fraction;
   if (!run.has_value()) return json;
@@ -130,9 +131,10 @@ std::string KindTable(const CompressorsReport& report, const std::string& kind) 
   text += "\n";
   for (const StudiedSpec& spec : report.specs) {
     const SpecSummary s = Summarize(report, spec, kind);
-    text += fmt::format("{:<{}}  {:>5.3f} {:>5.3f}  {:>5.1f} {:>6.0f} {:>4.0f}  {:>5.3f} {:>7.4f}",
+    text += fmt::format("{:<{}}  {:>5.3f} {:>5.3f}  {:>5.1f} {:>6.0f} {:>4.0f}  {:>5.3f} {:>7}",
                         spec.spec, width, s.kept_fraction, s.read_fraction, s.mean_run,
-                        s.median_run, s.p10_run, s.agreement, s.mean_kl);
+                        s.median_run, s.p10_run, s.agreement,
+                        std::isnan(s.mean_kl) ? "-" : fmt::format("{:.4f}", s.mean_kl));
     if (s.num_decoded > 0)
       text += fmt::format(
           "  {:>5.0f} {:>5.2f} {:>7} {:>5.1f}", s.first_divergence, s.token_f1,

@@ -15,7 +15,7 @@ struct SpecSummary {
   // Of rounds, those of all prompts together; the last of an answer is cut by its end.
   double mean_run = 0, median_run = 0, p10_run = 0;
   double agreement = 1;  // of compared tokens
-  double mean_kl = 0;
+  double mean_kl = 0;    // NaN: what proposes has no distribution
   // Of the prompts that were decoded with the spec.
   int num_decoded = 0, num_identical = 0;
   double first_divergence = 0;  // median; an identical answer counts with its length

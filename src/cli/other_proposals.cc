@@ -1,6 +1,7 @@
 #include "cli/other_proposals.h"
 
 #include <algorithm>
+#include <limits>
 
 namespace vericache::cli {
 namespace {
@@ -19,6 +20,7 @@ class Rounds {
   }
   DraftReplayReport Take(double kept_fraction) {
     report_.kept_fraction = report_.read_fraction = kept_fraction;
+    report_.mean_kl = std::numeric_limits<double>::quiet_NaN();  // there is no distribution
     if (report_.num_compared > 0)
       report_.agreement = static_cast<double>(agreed_) / static_cast<double>(report_.num_compared);
     return std::move(report_);
