@@ -144,11 +144,11 @@ class Runner {
   double shown_s_ = 0;
 };
 
+}  // namespace
+
 AnswerEnd EndOf(const Completion& completion) {
   return completion.finish_reason == "length" ? AnswerEnd::kAtTokenLimit : AnswerEnd::kOwn;
 }
-
-}  // namespace
 
 int64_t TimedAnswer::NumDecoded() const {
   return std::max<int64_t>(0, static_cast<int64_t>(completion.token_ids.size()) - 1);

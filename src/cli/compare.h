@@ -90,6 +90,9 @@ absl::StatusOr<CompareReport> Compare(Engine* engine, const CompareInput& input,
                                       const CompareOptions& options,
                                       const CompareCallbacks& callbacks);
 
+// How a completion came to its end.
+AnswerEnd EndOf(const Completion& completion);
+
 // Fills in everything of `row` that follows from the three answers.
 void Judge(CompareRow* row);
 

@@ -6,6 +6,7 @@
 #include <map>
 
 #include "base/status_macros.h"
+#include "cli/compare.h"
 #include "cli/errors.h"
 #include "cli/other_proposals.h"
 
@@ -16,10 +17,6 @@ namespace {
 constexpr int64_t kMinShared = 256;
 // The name a kind goes by where a prompt gives none.
 constexpr char kNoKind[] = "any";
-
-AnswerEnd EndOf(const Completion& completion) {
-  return completion.finish_reason == "length" ? AnswerEnd::kAtTokenLimit : AnswerEnd::kOwn;
-}
 
 ParsedAnswer Parse(const Completion& completion) {
   ParsedAnswer parsed;

@@ -86,6 +86,14 @@ absl::Status Prefill::Observe(Sequence* sequence, const PrefillOptions& options,
   return ComputeRows(sequence, options, observer, &last);
 }
 
+absl::Status Prefill::TakeScores(Sequence* sequence, const PrefillOptions& options,
+                                 PromptScorer* scorer) {
+  VC_ASSIGN_OR_RETURN(std::shared_ptr<const KeyScores> scores,
+                      scorer->Finish(*sequence, options, this));
+  SetScores(sequence, std::move(scores));
+  return absl::OkStatus();
+}
+
 absl::Status Prefill::ScorePrompt(Sequence* sequence, const PrefillOptions& options) {
   if (HasScores(*sequence)) return absl::OkStatus();
   PromptScorer scorer(sequence->spec, model_, sequence->num_prompt, pool_);
@@ -94,10 +102,7 @@ absl::Status Prefill::ScorePrompt(Sequence* sequence, const PrefillOptions& opti
     again.tokens.assign(sequence->tokens.begin(), sequence->tokens.begin() + sequence->num_prompt);
     VC_RETURN_IF_ERROR(Observe(&again, options, scorer.observer()));
   }
-  VC_ASSIGN_OR_RETURN(std::shared_ptr<const KeyScores> scores,
-                      scorer.Finish(*sequence, options, this));
-  SetScores(sequence, std::move(scores));
-  return absl::OkStatus();
+  return TakeScores(sequence, options, &scorer);
 }
 
 // The prompt's missing rows. The observers that a cold prompt's scores need see the same pass.
@@ -113,10 +118,7 @@ absl::Status Prefill::ComputePrompt(Sequence* s, const PrefillOptions& options, 
   }
   VC_RETURN_IF_ERROR(ComputeRows(s, options, observers.empty() ? nullptr : &observers, last));
   if (!wants_scores) return absl::OkStatus();
-  if (!scorer.has_value()) return ScorePrompt(s, options);
-  VC_ASSIGN_OR_RETURN(std::shared_ptr<const KeyScores> scores, scorer->Finish(*s, options, this));
-  SetScores(s, std::move(scores));
-  return absl::OkStatus();
+  return scorer.has_value() ? TakeScores(s, options, &*scorer) : ScorePrompt(s, options);
 }
 
 void Prefill::EmitFirst(Sequence* sequence, const HiddenRows& last) {

@@ -23,6 +23,8 @@ struct PrefillOptions {
   std::function<bool(int64_t done, int64_t total)> progress;
 };
 
+class PromptScorer;
+
 class Prefill {
  public:
   Prefill(const Model* model, Forward* forward, ThreadPool* pool)
@@ -62,6 +64,7 @@ class Prefill {
                             absl::FunctionRef<bool(int64_t first_pos)> on_chunk);
   absl::Status ComputeRows(Sequence* sequence, const PrefillOptions& options,
                            ForwardObserver* observer, HiddenRows* last);
+  absl::Status TakeScores(Sequence* sequence, const PrefillOptions& options, PromptScorer* scorer);
   absl::Status ComputePrompt(Sequence* sequence, const PrefillOptions& options, HiddenRows* last);
   bool ExtendsDraft(const Sequence& sequence, const QueryRows& queries) const;
   void BuildDraft(Sequence* sequence, const QueryRows& queries);

@@ -97,17 +97,23 @@ void DraftKv::ReserveScratch(size_t num_threads) {
                         AlignedBuffer<float>(size), AlignedBuffer<float>(size)});
 }
 
+// Room for 16 more keys, of which the caller writes num_keys: unused lanes must hold zeros.
+void DraftKv::AddTailGroup(Head* head, int64_t num_keys) {
+  const size_t k_size = shape_.head_dim * kKvLanes, v_size = shape_.padded_head_dim() * kKvLanes;
+  const int64_t group = head->num_tail / kKvLanes;
+  head->tail_k.ResizeKeep((group + 1) * k_size);
+  head->tail_v.ResizeKeep((group + 1) * v_size);
+  if (num_keys == kKvLanes) return;
+  std::memset(head->tail_k.data() + group * k_size, 0, k_size * 2);
+  std::memset(head->tail_v.data() + group * v_size, 0, v_size * 2);
+}
+
 // tail_k: [group of 16 keys][head_dim][16 keys];
 // tail_v: [group of 16 keys][padded / 16][16 keys][16 channels].
 void DraftKv::PushTail(Head* head, const uint16_t* k, const uint16_t* v) {
   const size_t d = shape_.head_dim, dv = shape_.padded_head_dim();
   const int64_t group = head->num_tail / kKvLanes, lane = head->num_tail % kKvLanes;
-  if (lane == 0) {
-    head->tail_k.ResizeKeep((group + 1) * d * kKvLanes);
-    head->tail_v.ResizeKeep((group + 1) * dv * kKvLanes);
-    std::memset(head->tail_k.data() + group * d * kKvLanes, 0, d * kKvLanes * 2);
-    std::memset(head->tail_v.data() + group * dv * kKvLanes, 0, dv * kKvLanes * 2);
-  }
+  if (lane == 0) AddTailGroup(head, 1);
   uint16_t* k_group = head->tail_k.data() + group * d * kKvLanes;
   uint16_t* v_group = head->tail_v.data() + group * dv * kKvLanes;
   for (size_t c = 0; c < d; ++c) {
@@ -124,14 +130,7 @@ void DraftKv::PushTailRows(const FullKvView& view, int kv_head, absl::Span<const
   while (!positions.empty()) {
     const int64_t group = head->num_tail / kKvLanes, lane = head->num_tail % kKvLanes;
     const size_t n = std::min<size_t>(positions.size(), kKvLanes - lane);
-    if (lane == 0) {
-      head->tail_k.ResizeKeep((group + 1) * d * kKvLanes);
-      head->tail_v.ResizeKeep((group + 1) * dv * kKvLanes);
-      if (n < kKvLanes) {
-        std::memset(head->tail_k.data() + group * d * kKvLanes, 0, d * kKvLanes * 2);
-        std::memset(head->tail_v.data() + group * dv * kKvLanes, 0, dv * kKvLanes * 2);
-      }
-    }
+    if (lane == 0) AddTailGroup(head, static_cast<int64_t>(n));
     const absl::Span<const int32_t> part = positions.subspan(0, n);
     GatherKeys(view, kv_head, part, kKvLanes, head->tail_k.data() + group * d * kKvLanes + lane);
     GatherValues(view, kv_head, part, kKvLanes * 16, 16,

@@ -128,6 +128,7 @@ class DraftKv : public KvSource {
   // Groups that `num_keys` kept keys make, where they do.
   static int64_t NumFreshGroups(const DraftCodec& codec, int64_t num_keys);
   void ReserveScratch(size_t num_threads);
+  void AddTailGroup(Head* head, int64_t num_keys);
   void PushTail(Head* head, const uint16_t* k, const uint16_t* v);
   void PushTailRows(const FullKvView& view, int kv_head, absl::Span<const int32_t> positions,
                     Head* head);

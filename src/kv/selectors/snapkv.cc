@@ -35,11 +35,8 @@ KeptSet SelectSnapKv(const DraftSpec& spec, const SelectInput& input) {
   const int64_t num_chosen = num_kept - window;
   // The floor comes out of the same budget. KVzip's choice is uneven over heads: what it leaves is
   // shared out evenly.
-  const int64_t for_votes =
-      spec.floor > 0
-          ? num_chosen - std::min(num_chosen, static_cast<int64_t>(spec.floor *
-                                                                   static_cast<double>(num_tokens)))
-          : num_chosen;
+  const int64_t floor_mean = static_cast<int64_t>(spec.floor * static_cast<double>(num_tokens));
+  const int64_t for_votes = std::max<int64_t>(0, num_chosen - floor_mean);
   KeptSet kept;
   kept.positions.resize(input.num_lists());
   input.pool->ParallelFor(input.num_lists(), [&](int64_t task, int) {
