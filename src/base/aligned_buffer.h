@@ -36,14 +36,19 @@ class AlignedBuffer {
     }
     size_ = size;
   }
-  // Grows by doubling and keeps the contents.
+  // Grows by a sixteenth at least and keeps the contents: memory budgets count on little waste.
   void ResizeKeep(size_t size) {
-    if (size > capacity_) {
-      AlignedBuffer bigger(size > 2 * capacity_ ? size : 2 * capacity_);
-      if (size_ > 0) std::memcpy(bigger.data_, data_, size_ * sizeof(T));
-      Swap(bigger);
-    }
+    const size_t more = capacity_ + capacity_ / 16;
+    if (size > capacity_) Reserve(size > more ? size : more);
     size_ = size;
+  }
+  // Room for `size` values; the contents and their number stay.
+  void Reserve(size_t size) {
+    if (size <= capacity_) return;
+    AlignedBuffer bigger(size);
+    if (size_ > 0) std::memcpy(bigger.data_, data_, size_ * sizeof(T));
+    bigger.size_ = size_;
+    Swap(bigger);
   }
   void Fill(T value) {
     for (size_t i = 0; i < size_; ++i) data_[i] = value;

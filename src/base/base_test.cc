@@ -79,5 +79,16 @@ TEST(TensorType, KnowsBlocksAndNamesForeignTypes) {
   EXPECT_EQ(TensorTypeName(999), "type 999");
 }
 
+TEST(Hash, AStreamOfPartsIsTheWhole) {
+  std::string text;
+  for (int i = 0; i < 1000; ++i) text += static_cast<char>(i * 7);
+  for (size_t cut : {size_t{0}, size_t{1}, size_t{240}, size_t{999}, text.size()}) {
+    Xxh3Stream stream;
+    stream.Update(text.data(), cut);
+    stream.Update(text.data() + cut, text.size() - cut);
+    EXPECT_EQ(stream.Finish(), Xxh3_128(text.data(), text.size()));
+  }
+}
+
 }  // namespace
 }  // namespace vericache

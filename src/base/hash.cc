@@ -40,12 +40,32 @@ Sha256Digest Sha256Of(const void* data, size_t size) {
   return digest;
 }
 
-std::array<uint8_t, 16> Xxh3_128(const void* data, size_t size) {
+namespace {
+
+std::array<uint8_t, 16> Canonical(XXH128_hash_t hash) {
   XXH128_canonical_t canonical;
-  XXH128_canonicalFromHash(&canonical, XXH3_128bits(data, size));
+  XXH128_canonicalFromHash(&canonical, hash);
   std::array<uint8_t, 16> bytes;
   for (int i = 0; i < 16; ++i) bytes[i] = canonical.digest[i];
   return bytes;
+}
+
+}  // namespace
+
+std::array<uint8_t, 16> Xxh3_128(const void* data, size_t size) {
+  return Canonical(XXH3_128bits(data, size));
+}
+
+Xxh3Stream::Xxh3Stream() : state_(XXH3_createState()) {
+  VC_CHECK(state_ != nullptr);
+  VC_CHECK(XXH3_128bits_reset(static_cast<XXH3_state_t*>(state_)) == XXH_OK);
+}
+Xxh3Stream::~Xxh3Stream() { XXH3_freeState(static_cast<XXH3_state_t*>(state_)); }
+void Xxh3Stream::Update(const void* data, size_t size) {
+  VC_CHECK(XXH3_128bits_update(static_cast<XXH3_state_t*>(state_), data, size) == XXH_OK);
+}
+std::array<uint8_t, 16> Xxh3Stream::Finish() const {
+  return Canonical(XXH3_128bits_digest(static_cast<const XXH3_state_t*>(state_)));
 }
 
 uint64_t Xxh3_64(const void* data, size_t size) { return XXH3_64bits(data, size); }

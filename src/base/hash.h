@@ -29,6 +29,19 @@ class Sha256 {
 Sha256Digest Sha256Of(const void* data, size_t size);
 std::array<uint8_t, 16> Xxh3_128(const void* data, size_t size);
 uint64_t Xxh3_64(const void* data, size_t size);
+// XXH3-128 of parts that lie apart: the same bytes as Xxh3_128 over all of them in a row.
+class Xxh3Stream {
+ public:
+  Xxh3Stream();
+  ~Xxh3Stream();
+  Xxh3Stream(const Xxh3Stream&) = delete;
+  Xxh3Stream& operator=(const Xxh3Stream&) = delete;
+  void Update(const void* data, size_t size);
+  std::array<uint8_t, 16> Finish() const;
+
+ private:
+  void* state_;
+};
 std::string HexOf(absl::Span<const uint8_t> bytes);
 // ERRORS: kNotFound / kUnavailable if the file cannot be read.
 absl::StatusOr<Sha256Digest> Sha256OfFile(const std::string& path);

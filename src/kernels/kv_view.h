@@ -133,8 +133,11 @@ class KvSource {
   // +-65504). k, v: [num_rows][num_kv_heads][head_dim] fp32; k already rotated.
   // REQUIRES: room was reserved by the owner before the pass.
   virtual void Append(int layer, const float* k, const float* v, int64_t num_rows) = 0;
-  // All rows of `layer` up to and including those just appended. Valid until the next call.
+  // All rows of `layer` up to and including those just appended. Valid until the next call. May
+  // sleep until they are in memory.
   virtual KvView Layer(int layer) = 0;
+  // The pass has read what it needs of `layer`: what was fetched for it may go.
+  virtual void DoneWith(int layer) { (void)layer; }
 };
 
 // Sees what each layer computes; feeds compressors. All arrays are fp32, row-major.

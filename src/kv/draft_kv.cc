@@ -211,12 +211,11 @@ void DraftKv::FoldTail(Head* head, int layer, Scratch* scratch) {
   }
 }
 
-void DraftKv::RebuildHead(const FullKv& full, int layer, int kv_head,
+void DraftKv::RebuildHead(const FullKvView& view, int layer, int kv_head,
                           absl::Span<const int32_t> kept, Scratch* scratch) {
   const int padded = shape_.padded_head_dim();
   Head& head = HeadAt(layer, kv_head);
   head.Clear();
-  const FullKvView view = full.Committed(layer);
   if (HasGroups(layer)) ResizeGroups(&head, layer, NumFreshGroups(codecs_[layer], kept.size()));
   for (int64_t group = 0; group < head.num_groups; ++group) {
     const absl::Span<const int32_t> keys = kept.subspan(group * kDraftGroup, kDraftGroup);
@@ -230,37 +229,51 @@ void DraftKv::RebuildHead(const FullKv& full, int layer, int kv_head,
   PushTailRows(view, kv_head, kept.subspan(head.num_groups * kDraftGroup), &head);
 }
 
-void DraftKv::Rebuild(const FullKv& full, const KeptSet& kept, ThreadPool* pool) {
+void DraftKv::Rebuild(const LayerViews& layers, const KeptSet& kept, ThreadPool* pool) {
   VC_CHECK(kept.positions.size() == heads_.size());
-  num_tokens_ = full.num_tokens();
-  std::fill(provisional_.begin(), provisional_.end(), 0);
+  num_tokens_ = layers.num_tokens();
+  std::fill(provisional_.begin() + layers.first, provisional_.begin() + layers.end(), 0);
   ReserveScratch(pool->num_threads());
-  pool->ParallelFor(heads_.size(), [&](int64_t task, int thread) {
-    RebuildHead(full, static_cast<int>(task / shape_.num_kv_heads),
-                static_cast<int>(task % shape_.num_kv_heads), kept.positions[task],
+  const int64_t num_heads = shape_.num_kv_heads, first = layers.first * num_heads;
+  pool->ParallelFor(layers.end() * num_heads - first, [&](int64_t i, int thread) {
+    const int layer = static_cast<int>((first + i) / num_heads);
+    RebuildHead(layers[layer], layer, static_cast<int>(i % num_heads), kept.positions[first + i],
                 &scratch_[thread]);
   });
 }
 
-void DraftKv::CommitRows(const FullKv& full, int64_t pos_begin, int64_t pos_end, ThreadPool* pool) {
+void DraftKv::CommitLayer(const FullKvView& view, int layer, int64_t pos_begin, int64_t pos_end,
+                          Scratch* scratch) {
+  for (int h = 0; h < shape_.num_kv_heads; ++h) {
+    Head& head = HeadAt(layer, h);
+    for (int64_t pos = pos_begin; pos < pos_end; pos += kKvLanes) {
+      int32_t positions[kKvLanes];
+      const size_t n = std::min<int64_t>(kKvLanes, pos_end - pos);
+      for (size_t i = 0; i < n; ++i) positions[i] = static_cast<int32_t>(pos + i);
+      PushTailRows(view, h, {positions, n}, &head);
+    }
+    FoldTail(&head, layer, scratch);
+  }
+}
+
+absl::Status DraftKv::CommitRows(const FullKv& full, int64_t pos_begin, int64_t pos_end,
+                                 ThreadPool* pool) {
   Rollback();
   VC_CHECK(pos_begin == num_tokens_);
   num_tokens_ = pos_end;
   ReserveScratch(pool->num_threads());
+  if (!full.InRam(pos_begin, pos_end)) {
+    return ForEachLayers(full, [&](const LayerViews& layers) {
+      for (int layer = layers.first; layer < layers.end(); ++layer)
+        CommitLayer(layers[layer], layer, pos_begin, pos_end, &scratch_[0]);
+    });
+  }
+  // Nothing but these rows is read. Views are made one by one: a steady step allocates nothing.
   pool->ParallelFor(shape_.num_layers, [&](int64_t task, int thread) {
     const int layer = static_cast<int>(task);
-    const FullKvView view = full.Committed(layer);
-    for (int h = 0; h < shape_.num_kv_heads; ++h) {
-      Head& head = HeadAt(layer, h);
-      for (int64_t pos = pos_begin; pos < pos_end; pos += kKvLanes) {
-        int32_t positions[kKvLanes];
-        const size_t n = std::min<int64_t>(kKvLanes, pos_end - pos);
-        for (size_t i = 0; i < n; ++i) positions[i] = static_cast<int32_t>(pos + i);
-        PushTailRows(view, h, {positions, n}, &head);
-      }
-      FoldTail(&head, layer, &scratch_[thread]);
-    }
+    CommitLayer(full.Committed(layer), layer, pos_begin, pos_end, &scratch_[thread]);
   });
+  return absl::OkStatus();
 }
 
 void DraftKv::Append(int layer, const float* k, const float* v, int64_t num_rows) {
@@ -277,24 +290,42 @@ void DraftKv::Append(int layer, const float* k, const float* v, int64_t num_rows
   provisional_[layer] += num_rows;
 }
 
+// Removed lanes become zeros again: a bad drafted row must not linger in them.
+void DraftKv::PopTail(Head* head, int64_t num_keys) {
+  const size_t d = shape_.head_dim, dv = shape_.padded_head_dim();
+  for (int64_t i = 0; i < num_keys; ++i) {
+    --head->num_tail;
+    const size_t group = head->num_tail / kKvLanes, lane = head->num_tail % kKvLanes;
+    for (size_t c = 0; c < d; ++c) head->tail_k[(group * d + c) * kKvLanes + lane] = 0;
+    for (size_t c = 0; c < dv; ++c)
+      head->tail_v[((group * (dv / 16) + c / 16) * kKvLanes + lane) * 16 + c % 16] = 0;
+  }
+  const size_t groups = CeilDiv(head->num_tail, kKvLanes);
+  head->tail_k.ResizeKeep(groups * d * kKvLanes);
+  head->tail_v.ResizeKeep(groups * dv * kKvLanes);
+}
+
 void DraftKv::Rollback() {
   for (int layer = 0; layer < shape_.num_layers; ++layer) {
-    for (int h = 0; h < shape_.num_kv_heads; ++h) {
-      Head& head = HeadAt(layer, h);
-      // Removed lanes become zeros again: a bad drafted row must not linger in them.
-      for (int64_t i = 0; i < provisional_[layer]; ++i) {
-        --head.num_tail;
-        const size_t d = shape_.head_dim, dv = shape_.padded_head_dim();
-        const size_t group = head.num_tail / kKvLanes, lane = head.num_tail % kKvLanes;
-        for (size_t c = 0; c < d; ++c) head.tail_k[(group * d + c) * kKvLanes + lane] = 0;
-        for (size_t c = 0; c < dv; ++c)
-          head.tail_v[((group * (dv / 16) + c / 16) * kKvLanes + lane) * 16 + c % 16] = 0;
-      }
-      const size_t groups = CeilDiv(head.num_tail, kKvLanes);
-      head.tail_k.ResizeKeep(groups * shape_.head_dim * kKvLanes);
-      head.tail_v.ResizeKeep(groups * shape_.padded_head_dim() * kKvLanes);
-    }
+    for (int h = 0; h < shape_.num_kv_heads; ++h) PopTail(&HeadAt(layer, h), provisional_[layer]);
     provisional_[layer] = 0;
+  }
+}
+
+void DraftKv::ReserveRows(int64_t num_rows) {
+  for (Head& head : heads_) {
+    const size_t groups = CeilDiv(head.num_tail + num_rows, kKvLanes);
+    head.tail_k.Reserve(groups * shape_.head_dim * kKvLanes);
+    head.tail_v.Reserve(groups * shape_.padded_head_dim() * kKvLanes);
+  }
+}
+
+void DraftKv::Rollback(int64_t num_rows) {
+  if (num_rows == 0) return;
+  for (int layer = 0; layer < shape_.num_layers; ++layer) {
+    VC_CHECK(num_rows >= 0 && num_rows <= provisional_[layer]);
+    for (int h = 0; h < shape_.num_kv_heads; ++h) PopTail(&HeadAt(layer, h), num_rows);
+    provisional_[layer] -= num_rows;
   }
 }
 

@@ -18,7 +18,7 @@
 #include "kernels/kernels.h"
 #include "kernels/kv_view.h"
 #include "kv/codecs/draft_codec.h"
-#include "kv/full_kv.h"
+#include "kv/layer_views.h"
 
 namespace vericache {
 
@@ -60,20 +60,32 @@ class DraftKv : public KvSource {
   // An independent copy of everything. COST: num_bytes().
   DraftKv Copy() const;
 
-  // Replaces the contents by the compressed form of `kept` of `full`.
-  // REQUIRES: kept has num_layers * num_kv_heads lists within full.num_tokens().
-  // COST: reads the kept rows of `full` once.
-  void Rebuild(const FullKv& full, const KeptSet& kept, ThreadPool* pool);
+  // Replaces the contents of the layers at hand by the compressed form of `kept`; provisional rows
+  // of these layers are forgotten. Layers of one full KV may come one call after another, all
+  // before anything else is done with *this. REQUIRES: kept has num_layers * num_kv_heads lists
+  // within num_tokens(). COST: reads the kept rows once.
+  void Rebuild(const LayerViews& layers, const KeptSet& kept, ThreadPool* pool);
+  // The same where everything is in RAM.
+  void Rebuild(const FullKv& full, const KeptSet& kept, ThreadPool* pool) {
+    Rebuild(AllLayers(full), kept, pool);
+  }
 
   // Appends the exact rows [pos_begin, pos_end) of `full` for all layers and folds the oldest tail
   // keys into codec groups once the tail is long enough. Provisional rows are removed first.
-  void CommitRows(const FullKv& full, int64_t pos_begin, int64_t pos_end, ThreadPool* pool);
+  // ERRORS: of the tier, where some of the rows are spilled; *this is then unusable.
+  absl::Status CommitRows(const FullKv& full, int64_t pos_begin, int64_t pos_end, ThreadPool* pool);
 
   // KvSource: the drafter's provisional rows.
   void Append(int layer, const float* k, const float* v, int64_t num_rows) override;
   KvView Layer(int layer) override;
   // Forgets all provisional rows.
   void Rollback();
+  // Forgets the newest `num_rows` of them in each layer: *this is as if they had never come.
+  // REQUIRES: there are as many.
+  void Rollback(int64_t num_rows);
+
+  // Makes room for `num_rows` more rows, so that steps allocate nothing until then.
+  void ReserveRows(int64_t num_rows);
 
   // Codes, scales and tail rows, of all heads, provisional rows included.
   size_t num_bytes() const;
@@ -129,6 +141,7 @@ class DraftKv : public KvSource {
   static int64_t NumFreshGroups(const DraftCodec& codec, int64_t num_keys);
   void ReserveScratch(size_t num_threads);
   void AddTailGroup(Head* head, int64_t num_keys);
+  void PopTail(Head* head, int64_t num_keys);
   void PushTail(Head* head, const uint16_t* k, const uint16_t* v);
   void PushTailRows(const FullKvView& view, int kv_head, absl::Span<const int32_t> positions,
                     Head* head);
@@ -136,7 +149,9 @@ class DraftKv : public KvSource {
   void ResizeGroups(Head* head, int layer, int64_t num_groups);
   void EncodeGroup(Head* head, int layer, int64_t group, Scratch* scratch);
   void FoldTail(Head* head, int layer, Scratch* scratch);
-  void RebuildHead(const FullKv& full, int layer, int kv_head, absl::Span<const int32_t> kept,
+  void RebuildHead(const FullKvView& view, int layer, int kv_head, absl::Span<const int32_t> kept,
+                   Scratch* scratch);
+  void CommitLayer(const FullKvView& view, int layer, int64_t pos_begin, int64_t pos_end,
                    Scratch* scratch);
 
   KvShape shape_;

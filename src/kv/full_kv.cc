@@ -1,103 +1,88 @@
 #include "kv/full_kv.h"
 
-#include <cstdlib>
+#include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "base/check.h"
-#include "base/huge_memory.h"
 #include "base/status_macros.h"
 #include "base/text.h"
 #include "base/types.h"
 
 namespace vericache {
 
-namespace {
-
-// Below this, blocks lie in ordinary memory: models so small do not care about page sizes.
-constexpr size_t kHugeBlockBytes = size_t{256} << 10;
-
-// Blocks allocated together, so that they fill huge pages with as little waste as possible.
-int64_t BlocksPerSlab(size_t block_bytes) {
-#if defined(__SANITIZE_ADDRESS__)
-  return 1;  // a red zone around every block finds more
-#endif
-  if (block_bytes < kHugeBlockBytes) return 1;
-  int64_t best = 1;
-  double least = 2.0;
-  for (int64_t n = 1; n <= 8; ++n) {
-    const size_t bytes = n * block_bytes;
-    const double ratio = static_cast<double>(RoundUp(bytes, kHugePage)) / bytes;
-    if (ratio < least) {
-      least = ratio;
-      best = n;
-    }
-  }
-  return best;
-}
-
-std::shared_ptr<uint8_t[]> AllocateZeroed(size_t bytes) {
-  auto* data = static_cast<uint8_t*>(std::aligned_alloc(64, bytes));
-  if (data == nullptr) return nullptr;
-  std::memset(data, 0, bytes);
-  return {data, [](uint8_t* p) { std::free(p); }};
-}
-
-}  // namespace
-
-FullKv::FullKv(const KvShape& shape, const KernelTable* kernels)
+FullKv::FullKv(const KvShape& shape, const KernelTable* kernels, std::shared_ptr<KvTier> tier)
     : shape_(shape),
       kernels_(kernels),
+      tier_(std::move(tier)),
       block_values_(shape.layer_block_values() * shape.num_layers),
-      slab_blocks_(BlocksPerSlab(block_stride())),
-      row_(shape.head_dim) {}
+      row_(shape.head_dim) {
+  if (tier_ == nullptr) pool_ = std::make_shared<BlockPool>(block_bytes());
+}
 
 FullKv FullKv::Fork(int64_t num_tokens) const {
   VC_CHECK(num_tokens <= num_tokens_);
-  FullKv fork(shape_, kernels_);
+  FullKv fork(shape_, kernels_, tier_);
+  fork.hot_blocks_ = hot_blocks_;
+  fork.fetch_slots_ = fetch_slots_;
   fork.num_tokens_ = num_tokens;
   const int64_t used = CeilDiv(num_tokens, kBlockTokens);
   fork.blocks_.assign(blocks_.begin(), blocks_.begin() + used);
   fork.block_pointers_.assign(block_pointers_.begin(), block_pointers_.begin() + used);
+  fork.cold_.assign(cold_.begin(),
+                    cold_.begin() + std::min<int64_t>(used, static_cast<int64_t>(cold_.size())));
+  fork.num_cold_ = std::count(fork.blocks_.begin(), fork.blocks_.end(), nullptr);
   return fork;
 }
 
+absl::StatusOr<std::shared_ptr<uint16_t[]>> FullKv::NewBlock() {
+  BlockPool& pool = tier_ != nullptr ? tier_->pool() : *pool_;
+  std::shared_ptr<uint16_t[]> block = pool.Allocate();
+  if (block != nullptr) return block;
+  const int64_t limit = pool.max_blocks();
+  if (limit > 0 && pool.num_used() >= limit)
+    return absl::ResourceExhaustedError(
+        StrCat("the KV memory holds ", limit, " blocks of ", block_bytes(),
+               " bytes and all are in use: raise --kv-memory or run fewer requests at once"));
+  return absl::ResourceExhaustedError(StrCat(
+      "no memory for ", block_bytes(), " bytes of KV at position ", num_blocks() * kBlockTokens));
+}
+
 absl::Status FullKv::AddBlock() {
-  if (slab_left_ == 0) {
-    const size_t bytes = slab_blocks_ * block_stride();
-    slab_ = slab_blocks_ > 1 ? AllocateHuge(bytes) : AllocateZeroed(bytes);
-    if (slab_ == nullptr)
-      return absl::ResourceExhaustedError(StrCat(
-          "no memory for ", bytes, " bytes of KV at position ", num_blocks() * kBlockTokens));
-    slab_left_ = slab_blocks_;
-  }
-  uint8_t* data = slab_.get() + (slab_blocks_ - slab_left_) * block_stride();
-  --slab_left_;
-  // A block keeps its slab alive.
-  blocks_.emplace_back(slab_, reinterpret_cast<uint16_t*>(data));
-  block_pointers_.push_back(blocks_.back().get());
-  if (slab_left_ == 0) slab_.reset();
+  VC_ASSIGN_OR_RETURN(std::shared_ptr<uint16_t[]> block, NewBlock());
+  block_pointers_.push_back(block.get());
+  blocks_.push_back(std::move(block));
   return absl::OkStatus();
 }
 
 absl::Status FullKv::Reserve(int64_t num_rows) {
   const int64_t open = num_tokens_ / kBlockTokens;
-  if (num_tokens_ % kBlockTokens != 0 && blocks_[open].use_count() > 1) {
-    const std::shared_ptr<uint16_t[]> shared = blocks_[open];
-    // A copy is appended as a new block and then moved into the shared one's place.
-    VC_RETURN_IF_ERROR(AddBlock());
-    std::memcpy(blocks_.back().get(), shared.get(), block_bytes());
-    blocks_[open] = std::move(blocks_.back());
-    block_pointers_[open] = blocks_[open].get();
-    blocks_.pop_back();
-    block_pointers_.pop_back();
+  const bool partial = num_tokens_ % kBlockTokens != 0;
+  if (partial && (blocks_[open] == nullptr || blocks_[open].use_count() > 1)) {
+    VC_ASSIGN_OR_RETURN(std::shared_ptr<uint16_t[]> copy, NewBlock());
+    VC_RETURN_IF_ERROR(ReadBlock(open, copy.get()));
+    if (blocks_[open] == nullptr) {
+      CancelFetch();
+      cold_[open] = {};
+      --num_cold_;
+    }
+    block_pointers_[open] = copy.get();
+    blocks_[open] = std::move(copy);
   }
-  while (num_blocks() * kBlockTokens < num_tokens_ + num_rows) VC_RETURN_IF_ERROR(AddBlock());
+  const int64_t before = num_blocks();
+  while (num_blocks() * kBlockTokens < num_tokens_ + num_rows) {
+    if (absl::Status status = AddBlock(); !status.ok()) {
+      blocks_.resize(before);
+      block_pointers_.resize(before);
+      return status;
+    }
+  }
   return absl::OkStatus();
 }
 
 absl::Status FullKv::ResizeForLoad(int64_t num_tokens) {
-  VC_CHECK(num_tokens_ == 0);
-  VC_RETURN_IF_ERROR(Reserve(num_tokens));
+  VC_CHECK(num_tokens >= num_tokens_ && num_tokens_ % kBlockTokens == 0);
+  VC_RETURN_IF_ERROR(Reserve(num_tokens - num_tokens_));
   num_tokens_ = num_tokens;
   return absl::OkStatus();
 }
@@ -128,14 +113,6 @@ FullKvView FullKv::Committed(int layer) const {
   view.layer_offset = shape_.layer_block_values() * layer;
   view.shape = shape_;
   view.num_tokens = num_tokens_;
-  return view;
-}
-
-KvView FullKv::Layer(int layer) {
-  KvView view;
-  view.kind = KvView::Kind::kFull;
-  view.full = Committed(layer);
-  view.full.num_tokens += appended_;
   return view;
 }
 

@@ -232,6 +232,7 @@ void Forward::AttentionBlock(int layer, absl::Span<const RowGroup> batch, int64_
     row += n;
   }
   attention_.Run(attention_jobs_);
+  for (const RowGroup& group : batch) group.kv->DoneWith(layer);
   const MatmulJob o[] = {{&w.o, delta_.data(), w.o_bias}};
   MatmulAll(attn_.data(), q_size, num_rows, o);
   AddRows(delta_.data(), num_rows, x_.data());

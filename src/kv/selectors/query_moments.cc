@@ -5,6 +5,7 @@
 
 #include "base/aligned_buffer.h"
 #include "base/float16.h"
+#include "base/status_macros.h"
 #include "kv/selectors/query_votes.h"
 
 namespace vericache {
@@ -95,14 +96,14 @@ QueryMoments::Expected QueryMoments::ExpectedOf(const Moments& m, const MeanRota
           std::vector<float>(covariance.begin(), covariance.end())};
 }
 
-std::vector<float> QueryMoments::HeadScores(const FullKv& full, int layer, int kv_head,
+std::vector<float> QueryMoments::HeadScores(const FullKvView& kv, int layer, int kv_head,
                                             const MeanRotation& rotation,
                                             const KernelTable& kernels) const {
   const int d = shape_.head_dim, per_kv = num_heads_ / shape_.num_kv_heads;
-  const int64_t num_tokens = full.num_tokens();
+  const int64_t num_tokens = kv.num_tokens;
   const int64_t sinks = std::min<int64_t>(num_sinks_, num_tokens - 1), n = num_tokens - sinks;
   AlignedBuffer<float> k(n * d), v(n * d), turned(n * d);
-  ReadRows(full.Committed(layer), kv_head, sinks, num_tokens, k.data(), v.data());
+  ReadRows(kv, kv_head, sinks, num_tokens, k.data(), v.data());
   std::vector<float> logits(n), shares(n, 0.0f), scores(num_tokens);
   const float root = std::sqrt(static_cast<float>(d));
   for (int h = 0; h < per_kv; ++h) {
@@ -133,16 +134,20 @@ std::vector<float> QueryMoments::HeadScores(const FullKv& full, int layer, int k
   return scores;
 }
 
-KeyScores QueryMoments::Scores(const FullKv& full, const MeanRotation& rotation,
-                               const KernelTable& kernels) const {
+absl::StatusOr<KeyScores> QueryMoments::Scores(const FullKv& full, const MeanRotation& rotation,
+                                               const KernelTable& kernels) const {
   KeyScores scores;
   scores.num_scored = full.num_tokens();
   scores.of_head.resize(static_cast<size_t>(shape_.num_layers) * shape_.num_kv_heads);
-  pool_->ParallelFor(scores.of_head.size(), [&](int64_t task, int) {
-    scores.of_head[task] =
-        HeadScores(full, static_cast<int>(task / shape_.num_kv_heads),
-                   static_cast<int>(task % shape_.num_kv_heads), rotation, kernels);
-  });
+  const auto score = [&](const LayerViews& layers) {
+    const int64_t heads = shape_.num_kv_heads, first = layers.first * heads;
+    pool_->ParallelFor(layers.end() * heads - first, [&](int64_t i, int) {
+      const int layer = static_cast<int>((first + i) / heads);
+      scores.of_head[first + i] =
+          HeadScores(layers[layer], layer, static_cast<int>(i % heads), rotation, kernels);
+    });
+  };
+  VC_RETURN_IF_ERROR(ForEachLayers(full, score));
   return scores;
 }
 

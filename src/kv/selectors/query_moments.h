@@ -26,9 +26,9 @@ class QueryMoments : public ForwardObserver {
   bool wants_raw_queries() const override { return true; }
   void OnLayer(const LayerRows& rows) override;
 
-  // Scores of all keys of `full`. Sinks get the largest score.
-  KeyScores Scores(const FullKv& full, const MeanRotation& rotation,
-                   const KernelTable& kernels) const;
+  // Scores of all keys of `full`. Sinks get the largest score. ERRORS: those of its tier.
+  absl::StatusOr<KeyScores> Scores(const FullKv& full, const MeanRotation& rotation,
+                                   const KernelTable& kernels) const;
 
  private:
   struct Moments {               // of one query head
@@ -39,7 +39,7 @@ class QueryMoments : public ForwardObserver {
     std::vector<float> mean, covariance;
   };
   Expected ExpectedOf(const Moments& moments, const MeanRotation& rotation) const;
-  std::vector<float> HeadScores(const FullKv& full, int layer, int kv_head,
+  std::vector<float> HeadScores(const FullKvView& kv, int layer, int kv_head,
                                 const MeanRotation& rotation, const KernelTable& kernels) const;
 
   const KvShape shape_;

@@ -31,12 +31,12 @@ void ScoreKeys(const KernelTable& kernels, const FullKvView& kv, const HeadQueri
 
 std::vector<float> VotesOf(const SelectInput& input, int layer, int kv_head, int64_t row_begin,
                            int64_t row_end) {
-  const KvShape& shape = input.full->shape();
+  const KvShape& shape = input.layers->shape();
   const int64_t num_tokens = input.num_tokens();
   const HeadQueries queries{input.queries->q[layer].data(), input.queries->num_rows,
                             input.queries->first_pos, input.queries->num_heads, kv_head};
   const int per_kv = queries.num_heads / shape.num_kv_heads;
-  const FullKvView kv = input.full->Committed(layer);
+  const FullKvView kv = (*input.layers)[layer];
   std::vector<float> votes(num_tokens, 0.0f);
   // As many query rows a call as the kernel takes: each block of keys is converted once for all.
   const int64_t batch = std::min(row_end - row_begin, QueryPieceRows(queries, shape));
@@ -47,7 +47,9 @@ std::vector<float> VotesOf(const SelectInput& input, int layer, int kv_head, int
     ScoreKeys(*input.kernels, kv, queries, begin, end, 0, num_tokens, scaled.data(), scores.data(),
               ld);
     for (int64_t r = 0; r < (end - begin) * per_kv; ++r)
-      input.kernels->add_softmax(scores.data() + r * ld, queries.first_pos + begin + r / per_kv + 1,
+      // Queries of a pass that is under way have keys of their own, which are not at hand.
+      input.kernels->add_softmax(scores.data() + r * ld,
+                                 std::min(num_tokens, queries.first_pos + begin + r / per_kv + 1),
                                  votes.data());
   }
   return votes;

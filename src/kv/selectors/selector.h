@@ -14,7 +14,7 @@
 #include "kernels/kernels.h"
 #include "kv/draft_kv.h"
 #include "kv/draft_spec.h"
-#include "kv/full_kv.h"
+#include "kv/layer_views.h"
 
 namespace vericache {
 
@@ -34,7 +34,8 @@ struct KeyScores {
 };
 
 struct SelectInput {
-  const FullKv* full = nullptr;
+  // The K/V: of all layers, or of those to choose for. Only scores by queries read them.
+  const LayerViews* layers = nullptr;
   const QueryRows* queries = nullptr;  // needed by snapkv and verify
   const KeyScores* scores = nullptr;   // needed where spec.score_kind() is not kNone
   const KeptSet* floor = nullptr;      // needed by verify with a floor: KvzipFloor()
@@ -42,10 +43,13 @@ struct SelectInput {
   const KernelTable* kernels = nullptr;
   ThreadPool* pool = nullptr;
 
-  int64_t num_tokens() const { return full->num_tokens(); }
-  int num_layers() const { return full->shape().num_layers; }
-  int num_kv_heads() const { return full->shape().num_kv_heads; }
+  int64_t num_tokens() const { return layers->num_tokens(); }
+  int num_layers() const { return layers->shape().num_layers; }
+  int num_kv_heads() const { return layers->shape().num_kv_heads; }
   int num_lists() const { return num_layers() * num_kv_heads(); }
+  // Lists of the layers at hand: [first_list(), end_list()).
+  int first_list() const { return layers->first * num_kv_heads(); }
+  int end_list() const { return layers->end() * num_kv_heads(); }
 };
 
 // Newest query rows a spec wants to see when it chooses (0: none).
@@ -54,7 +58,8 @@ int QueryRowsWanted(const DraftSpec& spec);
 // Newest rows that choose after a round of `num_emitted` tokens: vegas asks the round's own.
 int64_t QueryRowsOfRound(const DraftSpec& spec, int64_t num_emitted);
 
-// REQUIRES: full has at least one token; what the spec needs of `input` is there. Fewer queries
+// Lists of layers that are not at hand may be empty where the spec scores by queries.
+// REQUIRES: there is at least one token; what the spec needs of `input` is there. Fewer queries
 // than wanted are taken as they are.
 KeptSet SelectPositions(const DraftSpec& spec, const SelectInput& input);
 

@@ -34,7 +34,8 @@ struct Prompt {
   }
   KeptSet Select(const DraftSpec& spec, const KernelTable* kernels = &Judge()) {
     SelectInput input;
-    input.full = &full;
+    const LayerViews layers = AllLayers(full);
+    input.layers = &layers;
     input.queries = &queries;
     input.kernels = kernels;
     input.pool = &pool;

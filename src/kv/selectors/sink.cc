@@ -7,7 +7,7 @@
 namespace vericache {
 
 KeptSet SelectSink(const DraftSpec& spec, const SelectInput& input) {
-  const int64_t num_tokens = input.full->num_tokens();
+  const int64_t num_tokens = input.num_tokens();
   const int64_t n = KeptCount(spec, num_tokens, spec.sinks + 1);
   const int64_t sinks = std::min<int64_t>(spec.sinks, n - 1);
   std::vector<int32_t> positions;
@@ -16,8 +16,7 @@ KeptSet SelectSink(const DraftSpec& spec, const SelectInput& input) {
   for (int64_t pos = num_tokens - (n - sinks); pos < num_tokens; ++pos)
     positions.push_back(static_cast<int32_t>(pos));
   KeptSet kept;
-  kept.positions.assign(input.full->shape().num_layers * input.full->shape().num_kv_heads,
-                        positions);
+  kept.positions.assign(input.num_lists(), positions);
   return kept;
 }
 

@@ -39,7 +39,8 @@ KeptSet SelectSnapKv(const DraftSpec& spec, const SelectInput& input) {
   const int64_t for_votes = std::max<int64_t>(0, num_chosen - floor_mean);
   KeptSet kept;
   kept.positions.resize(input.num_lists());
-  input.pool->ParallelFor(input.num_lists(), [&](int64_t task, int) {
+  input.pool->ParallelFor(input.end_list() - input.first_list(), [&](int64_t i, int) {
+    const int64_t task = input.first_list() + i;
     std::vector<float> score(num_tokens - window, 0.0f);
     if (num_kept < num_tokens) {
       score = VotesOf(input, static_cast<int>(task / input.num_kv_heads()),

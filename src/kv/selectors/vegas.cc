@@ -15,7 +15,8 @@ KeptSet SelectVegas(const DraftSpec& spec, const SelectInput& input) {
   const int64_t num_kept = KeptCount(spec, num_tokens, 1);
   KeptSet kept;
   kept.positions.resize(input.num_lists());
-  input.pool->ParallelFor(input.num_layers(), [&](int64_t layer, int) {
+  input.pool->ParallelFor(input.layers->end() - input.layers->first, [&](int64_t i, int) {
+    const int64_t layer = input.layers->first + i;
     std::vector<float> votes(num_tokens, 0.0f);
     const auto add = [&](int kv_head, int64_t row) {
       const std::vector<float> more =

@@ -1,0 +1,36 @@
+// The memory of full KV blocks, in RAM: handed out one by one, taken back, used again.
+//
+// Blocks are cut from slabs that fill huge pages. A slab stays with the pool, so that a block which
+// was spilled makes room for the next one instead of keeping its neighbours' memory alive.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+
+namespace vericache {
+
+class BlockPool {
+ public:
+  // max_blocks: most blocks handed out at once; 0: as many as memory holds.
+  explicit BlockPool(size_t block_bytes, int64_t max_blocks = 0);
+
+  // A block of zeros on a 64-byte boundary. It returns to the pool with its last owner and may
+  // outlive the BlockPool object. Null: the limit is reached or there is no memory.
+  // THREADS: safe.
+  std::shared_ptr<uint16_t[]> Allocate();
+
+  // Applies to the next blocks; nobody is robbed.
+  void set_max_blocks(int64_t max_blocks);
+  int64_t max_blocks() const;
+  int64_t num_used() const;       // handed out now
+  int64_t num_used_peak() const;  // the most at once
+  size_t block_bytes() const { return block_bytes_; }
+
+ private:
+  struct Core;
+  const size_t block_bytes_;
+  std::shared_ptr<Core> core_;  // lives as long as its blocks
+};
+
+}  // namespace vericache

@@ -1,0 +1,46 @@
+// Block pointers of one layer after another, of blocks in RAM and of spilled ones alike.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "kv/kv_stream.h"
+#include "kv/kv_tier.h"
+
+namespace vericache {
+
+// What came from a tier, over passes.
+struct StreamTotals {
+  int64_t bytes = 0;
+  int64_t wait_ns = 0;      // compute slept for it
+  int64_t transfer_ns = 0;  // in which reads were under way
+  int64_t num_passes = 0;   // that read anything
+
+  void Add(const StreamStats& stats);
+};
+
+class LayerStream {
+ public:
+  LayerStream(std::shared_ptr<KvTier> tier, std::unique_ptr<KvStream> stream);
+  ~LayerStream();
+
+  void Start() { stream_->Start(); }
+  // Fills layer_blocks() for a layer. hot: [num_blocks] starts of blocks in RAM, null: spilled.
+  // Sleeps until the layer is here. ERRORS: of the reads; the pointers are valid all the same.
+  absl::Status Open(int layer, const std::vector<const uint16_t*>& hot);
+  void Close(int layer) { stream_->ReleaseLayer(layer); }
+  // [num_blocks] starts of this layer's [num_kv_heads][K | V].
+  const uint16_t* const* layer_blocks() const { return pointers_.data(); }
+  StreamStats stats() const { return stream_->stats(); }
+  int layers_ready() const { return stream_->layers_ready(); }
+
+ private:
+  std::shared_ptr<KvTier> tier_;  // outlives the stream
+  std::unique_ptr<KvStream> stream_;
+  std::vector<const uint16_t*> pointers_;
+  std::vector<const uint8_t*> parts_;
+};
+
+}  // namespace vericache
