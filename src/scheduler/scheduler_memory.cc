@@ -1,0 +1,144 @@
+// Who may hold what. One budget; caches (hot blocks, prefix cache) live in what nobody is promised
+// and are shrunk first; then the last request in order gives up what it holds.
+
+#include <algorithm>
+
+#include "base/check.h"
+#include "scheduler/scheduler_impl.h"
+
+namespace vericache {
+namespace {
+
+// A request is admitted beside others only with room for a draft of this length for each of them,
+// so that it is not preempted a moment later.
+constexpr int kHeadroomTokens = 16;
+
+}  // namespace
+
+int64_t Scheduler::Impl::ChargedBytes() const {
+  int64_t sum = 0;
+  for (const auto& [id, entry] : entries_) {
+    if (entry->admitted()) sum += entry->ChargedBytes(entry->round_len);
+  }
+  return sum;
+}
+
+int64_t Scheduler::Impl::SpillBytesHeld() const {
+  int64_t sum = 0;
+  for (const auto& [id, entry] : entries_) {
+    if (entry->holds_spill) sum += entry->MaxFullBytes();
+  }
+  return sum;
+}
+
+bool Scheduler::Impl::TryAdmit(RequestEntry* entry, StepPlan* plan) {
+  int64_t headroom = 0;
+  for (const auto& [id, other] : entries_) {
+    if (!other->admitted()) continue;
+    headroom += std::max<int64_t>(
+        0, other->ChargedBytes(kHeadroomTokens) - other->ChargedBytes(other->round_len));
+  }
+  const bool alone = usage().num_running == 0;
+  const int64_t need = entry->ChargedBytes(alone ? 0 : kHeadroomTokens);
+  if (need + headroom > capacity() - ChargedBytes()) return false;
+  if (entry->spillable && !entry->holds_spill) {
+    if (entry->MaxFullBytes() > limits_.spill_bytes - SpillBytesHeld()) return false;
+    entry->holds_spill = true;
+  }
+  entry->phase = entry->computed_rows < entry->target_rows() ? Phase::kPrefill : Phase::kStart;
+  entry->round_len = 0;
+  entry->last_emit_s = now_s_;
+  plan->admit.push_back({entry->info.id, entry->draft_kv_fits, entry->was_preempted});
+  return true;
+}
+
+// Strictly in order: a smaller request behind a waiting one does not pass it, or the large one
+// might wait for ever.
+void Scheduler::Impl::Admit(StepPlan* plan) {
+  int num_running = usage().num_running;
+  for (RequestEntry* entry : order_) {
+    if (entry->admitted()) continue;
+    if (num_running >= limits_.max_running) return;
+    if (!TryAdmit(entry, plan)) {
+      if (num_running > 0) return;
+      // Nobody runs and the head does not fit: preempted requests behind it hold the disk.
+      MakeSpillRoom(*entry, plan);
+      if (!TryAdmit(entry, plan)) return;
+    }
+    ++num_running;
+  }
+}
+
+void Scheduler::Impl::MakeSpillRoom(const RequestEntry& head, StepPlan* plan) {
+  for (auto it = order_.rbegin(); it != order_.rend(); ++it) {
+    RequestEntry* entry = *it;
+    if (head.MaxFullBytes() <= limits_.spill_bytes - SpillBytesHeld()) return;
+    if (entry == &head || entry->admitted() || !entry->holds_spill) continue;
+    entry->holds_spill = false;
+    entry->computed_rows = 0;
+    plan->preempt.push_back({entry->info.id, /*drop_full_kv=*/true});
+  }
+}
+
+// Comes before any work of the step is planned, so there is none to take back.
+void Scheduler::Impl::Preempt(RequestEntry* entry, StepPlan* plan) {
+  VC_CHECK(entry->admitted() && plan->work.empty());
+  rings_.Release(entry->info.id);
+  entry->phase = Phase::kWaiting;
+  entry->round_len = 0;
+  entry->prefill_rows = 0;
+  const RequestId id = entry->info.id;
+  const auto admitted = std::find_if(plan->admit.begin(), plan->admit.end(),
+                                     [id](const Admission& a) { return a.id == id; });
+  if (admitted != plan->admit.end()) {  // within one plan: the executor never hears of it
+    plan->admit.erase(admitted);
+    return;
+  }
+  entry->was_preempted = true;
+  entry->draft_bytes = 0;
+  entry->hot_bytes = 0;
+  entry->hot_grant_bytes = 0;
+  entry->num_retries = 0;
+  if (!entry->spillable) entry->computed_rows = 0;
+  plan->preempt.push_back({id, !entry->spillable});
+}
+
+int Scheduler::Impl::FitRound(RequestEntry* entry, int wanted, StepPlan* plan) {
+  for (;;) {
+    const int64_t others = ChargedBytes() - entry->ChargedBytes(entry->round_len);
+    const int64_t room = capacity() - others;
+    if (entry->ChargedBytes(0) <= room) {
+      int len = wanted;
+      while (len > 0 && entry->ChargedBytes(len) > room) --len;
+      return len;
+    }
+    RequestEntry* victim = nullptr;
+    for (RequestEntry* candidate : order_) {
+      if (candidate->admitted()) victim = candidate;  // the last one in order
+    }
+    VC_CHECK(victim != nullptr);
+    Preempt(victim, plan);
+    if (victim == entry) return -1;
+  }
+}
+
+void Scheduler::Impl::GrantCaches(StepPlan* plan) {
+  int64_t left = capacity() - ChargedBytes();
+  for (RequestEntry* entry : order_) {
+    if (!entry->admitted() || !entry->spillable) continue;
+    const int64_t block_bytes = kBlockTokens * entry->info.full_bytes_per_token;
+    int64_t grant = 0;
+    if (block_bytes > 0) {
+      const int64_t wanted =
+          RoundUp(entry->num_tokens() + entry->round_len + 1, kBlockTokens) / kBlockTokens;
+      grant = std::min(wanted, std::max<int64_t>(left, 0) / block_bytes) * block_bytes;
+    }
+    left -= grant;
+    if (grant == entry->hot_grant_bytes) continue;
+    entry->hot_grant_bytes = grant;
+    plan->hot.push_back({entry->info.id, grant});
+  }
+  plan->prefix_cache_bytes = std::max<int64_t>(left, 0);
+}
+
+}  // namespace vericache
