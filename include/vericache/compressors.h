@@ -37,6 +37,16 @@ struct DraftReplayReport {
   double read_fraction = 1;      // the same for the bytes that one draft step reads
 };
 
+// What look-up proposes behind `prompt` and the answer's tokens before this one.
+struct LookupHit {
+  int proposed = 0;
+  int accepted = 0;  // of them, those that begin the rest of the answer
+};
+// One entry for each token of `answer`; at most draft_len proposals each. An end of three tokens is
+// looked up, or of two, or one (engine/ngram_proposer.h).
+std::vector<LookupHit> NgramHits(absl::Span<const int32_t> prompt, absl::Span<const int32_t> answer,
+                                 int draft_len);
+
 // Where a model's greedy choice, after `prompt` and the answer's tokens before it, is the answer's
 // next token: one entry for each token of `answer`. One pass; a prefix that `start` shares with the
 // prompt is not computed again. What a smaller model would draft right for a larger one.

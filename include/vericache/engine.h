@@ -25,6 +25,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "vericache/batch.h"
 #include "vericache/options.h"
 #include "vericache/stats.h"
 
@@ -79,7 +80,11 @@ class Engine {
   absl::StatusOr<Completion> Generate(const Request& request, Session* session = nullptr,
                                       const Callbacks& callbacks = {});
 
-  // Many completions in shared passes; the i-th result is bit for bit that of Generate(i) alone.
+  // Many completions in shared passes; the i-th result is bit for bit that of Generate(i) alone. A
+  // request that cannot be served fails alone. report: null, or filled in.
+  std::vector<absl::StatusOr<Completion>> GenerateBatch(absl::Span<const Request> requests,
+                                                        const BatchOptions& options,
+                                                        BatchReport* report);
   std::vector<absl::StatusOr<Completion>> GenerateBatch(absl::Span<const Request> requests);
 
   // Decoding on the draft KV alone, never verified: what lossy compression does by itself.
@@ -111,6 +116,11 @@ class Engine {
   absl::StatusOr<PerplexityReport> Perplexity(std::string_view text, int64_t window,
                                               const Callbacks& callbacks = {});
 
+  // What the prefix cache holds and has done. COST: looks into the store's folder.
+  PrefixCacheStats prefix_stats() const;
+  // Returns once the store has what was added to it; the destructor does the same.
+  void WaitForPrefixWrites();
+
   // Token ids of a request's prompt, through the chat template where it has messages.
   absl::StatusOr<std::vector<int32_t>> TokenizePrompt(const Request& request);
   std::string Detokenize(absl::Span<const int32_t> token_ids) const;
@@ -120,6 +130,7 @@ class Engine {
 
  private:
   friend class Benchmark;
+  friend class BatchRun;
   friend class PromptStudy;
   friend absl::StatusOr<std::vector<bool>> NextTokenHits(Engine* engine,
                                                          absl::Span<const int32_t> prompt,

@@ -12,10 +12,26 @@ namespace vericache {
 
 struct EngineOptions {
   std::string model_path;
+  // A small model of the same tokenizer that proposes tokens (docs/proposals.md); "": none.
+  std::string draft_model_path;
   int num_threads = 0;          // 0: physical cores within affinity and quota
   int64_t context_length = 0;   // 0: the smaller of the model's and what free memory allows
   std::string isa;              // "": the fastest; "scalar", "avx2", ...: for tests
   int64_t prefill_chunk = 512;  // rows a pass; any value gives the same bits
+  // Bytes of RAM for all K/V: draft KV, hot blocks of full KV, staging. What does not fit is
+  // spilled to an unlinked file and read back layer by layer. 0: all K/V stay in RAM, without a
+  // limit.
+  uint64_t kv_memory = 0;
+  std::string kv_dir;          // folder of the spill files; "": /var/tmp
+  uint64_t kv_read_limit = 0;  // bytes a second that are read back at most; 0: no limit
+
+  // Prefix cache (docs/prefix_cache.md): prompts begin where earlier ones have been. Off by
+  // default.
+  uint64_t prefix_memory_bytes = 0;        // K/V of recent requests kept in RAM; 0: none
+  std::string prefix_store;                // folder of K/V that outlive the process; "": none
+  std::string prefix_store_mode = "rw";    // "ro": nothing is written
+  uint64_t prefix_store_bytes = 0;         // budget of the folder; 0: what its volume has free
+  int prefix_digest_bits_for_tests = 256;  // fewer: keys collide, answers do not change
   std::function<void(uint64_t done_bytes, uint64_t total_bytes)> on_load;
   // What a user should know and no error tells, one line, each told once. May be empty.
   std::function<void(std::string_view text)> on_notice;
@@ -45,7 +61,13 @@ struct Request {
   SamplingOptions sampling;
   std::string draft = "verify:0.25+int4";  // draft spec, or "off"
   int draft_len = 0;                       // tokens drafted a round; 0: auto
+  // What else proposes tokens, beside or instead of the draft KV (docs/proposals.md): "ngram",
+  // "model", "ngram,model", "off", or "": with an automatic draft_len and a draft, all there is.
+  std::string propose;
   bool ignore_eos = false;                 // go on until max_tokens (benchmarks)
+  int priority = 0;                        // in a batch: higher goes first
+  bool use_prefix_cache = true;            // where the engine has one: look up and add
+  std::string prefix_salt;                 // requests of different salts share no stored prefix
 };
 
 enum class AuditMode {

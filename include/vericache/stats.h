@@ -13,7 +13,24 @@ namespace vericache {
 struct Usage {
   int64_t prompt_tokens = 0;
   int64_t completion_tokens = 0;
-  int64_t cached_tokens = 0;  // prompt tokens whose K/V a session already had
+  int64_t cached_tokens = 0;  // prompt tokens whose K/V a session or the prefix cache had
+};
+
+// The prefix cache of an engine: what it holds now, what it has done since the engine was loaded.
+struct PrefixCacheStats {
+  int64_t lookups = 0;
+  int64_t memory_hits = 0, store_hits = 0, misses = 0;
+  int64_t prompt_tokens = 0;  // looked up
+  int64_t found_tokens = 0;   // of them, those that need not be computed
+  int64_t damaged = 0;        // stored blobs that were set aside
+  int64_t evicted = 0;
+  int64_t failed_writes =
+      0;  // for want of room, by an error, or because writing was too far behind
+  int64_t bad_sequences = 0;  // kept only up to a row that is not finite
+  uint64_t memory_bytes = 0;
+  uint64_t store_bytes = 0;
+  int64_t store_blobs = 0;
+  uint64_t read_bytes = 0, written_bytes = 0;
 };
 
 struct RoundRecord {
@@ -24,6 +41,49 @@ struct RoundRecord {
   int64_t verify_ns = 0;
   uint64_t draft_bytes = 0;
   uint64_t full_bytes = 0;
+  std::string mode;  // as in ModeStats
+};
+
+// Where the K/V of a completion were, under EngineOptions::kv_memory.
+struct KvMemoryStats {
+  uint64_t budget_bytes = 0;   // 0: no budget, all in RAM
+  uint64_t planned_bytes = 0;  // most that draft KV, blocks and staging take while decoding
+  uint64_t peak_bytes = 0;     // what they took, as seen after each round
+  uint64_t staging_bytes = 0;
+  uint64_t hot_bytes = 0;       // whole blocks that stay in RAM
+  uint64_t spilled_bytes = 0;   // at the end
+  uint64_t streamed_bytes = 0;  // read back while decoding
+  double stream_s = 0;          // in which they were read
+  double stream_wait_s = 0;     // in which compute slept for them
+};
+
+// When a request was what. Seconds from when it was handed in.
+struct RequestTimes {
+  double start_s = 0;        // it was admitted
+  double prefill_s = 0;      // until its prompt was computed
+  double first_token_s = 0;  // 0: there was none
+  double end_s = 0;
+  double max_burst_s = 0;  // longest time between two steps that gave tokens
+};
+
+// What the rounds of one draft mode came to.
+struct ModeStats {
+  std::string mode;  // "plain", "draft-kv", "ngram", "draft-model", "ngram+draft-kv", ...
+  int64_t rounds = 0, drafted = 0, accepted = 0, emitted = 0;
+  double draft_s = 0, verify_s = 0;
+};
+
+// Why a draft was as it was: the newest choice of the controller, and how often it chose what.
+struct DraftChoiceStats {
+  std::string mode;    // "plain", "draft-kv", ...; "": there was no round
+  std::string reason;  // "fastest", "loss-bound", ...
+  int draft_len = 0;
+  double agreement = 0;  // estimated, per drafted token
+  double expected_emitted = 0;
+  double tokens_per_s = 0, plain_tokens_per_s = 0;  // estimated
+  double draft_token_s = 0, verify_s = 0, row_s = 0, fetch_s = 0;
+  int64_t plain_rounds = 0, drafted_rounds = 0;
+  std::vector<ModeStats> modes;  // those that were used
 };
 
 struct CompletionStats {
@@ -37,6 +97,9 @@ struct CompletionStats {
   double prefill_s = 0;
   double draft_s = 0;
   double verify_s = 0;
+  KvMemoryStats memory;
+  RequestTimes times;
+  DraftChoiceStats choice;
   std::vector<RoundRecord> records;
 };
 

@@ -53,7 +53,8 @@ absl::StatusOr<AuditReport> Engine::Audit(const Receipt& receipt, AuditMode mode
   request.prompt_token_ids = receipt.prompt_token_ids;
   request.sampling = receipt.sampling;
   request.draft = "off";
-  request.ignore_eos = true;  // the receipt says how many tokens there are
+  request.ignore_eos = true;         // the receipt says how many tokens there are
+  request.use_prefix_cache = false;  // an audit believes nothing that was stored
   request.max_tokens = static_cast<int64_t>(receipt.token_ids.size());
   const int64_t total = static_cast<int64_t>(receipt.prompt_token_ids.size()) + request.max_tokens;
   if (total > impl.info.context_length)

@@ -131,11 +131,12 @@ absl::StatusOr<DraftKv*> Benchmark::Impl::DraftKvOf(int64_t depth, DraftSpec spe
     return absl::InvalidArgumentError("a benchmark has no prompt that a file of positions fits");
   const FullKv prefix = full.Fork(depth);
   SelectInput input;
-  input.full = &prefix;
+  const LayerViews layers = AllLayers(prefix);
+  input.layers = &layers;
   input.kernels = engine.model->kernels;
   input.pool = engine.pool.get();
   DraftKv draft = NewDraftKv(engine.model->config.kv_shape(), spec, engine.model->kernels);
-  draft.Rebuild(prefix, SelectPositions(spec, input), engine.pool.get());
+  draft.Rebuild(layers, SelectPositions(spec, input), engine.pool.get());
   return &draft_kvs.emplace(key, std::move(draft)).first->second;
 }
 

@@ -1,11 +1,13 @@
 #include "vericache/compressors.h"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "api/engine_impl.h"
 #include "base/status_macros.h"
 #include "base/text.h"
+#include "engine/ngram_proposer.h"
 #include "engine/replay.h"
 #include "engine/scorers.h"
 
@@ -33,6 +35,29 @@ absl::StatusOr<std::vector<bool>> NextTokenHits(Engine* engine, absl::Span<const
         hits.push_back(!choice.bad && choice.id == tokens[pos + 1]);
         return true;
       }));
+  return hits;
+}
+
+std::vector<LookupHit> NgramHits(absl::Span<const int32_t> prompt, absl::Span<const int32_t> answer,
+                                 int draft_len) {
+  NgramOptions options;
+  options.min_n = 1;
+  options.max_n = 3;
+  options.overlap = false;
+  NgramProposer proposer(options);
+  std::vector<TokenId> all(prompt.begin(), prompt.end());
+  all.insert(all.end(), answer.begin(), answer.end());
+  std::vector<LookupHit> hits(answer.size());
+  std::vector<TokenId> proposal;
+  for (size_t i = 0; i < answer.size(); ++i) {
+    const auto known = absl::MakeConstSpan(all).first(prompt.size() + i);
+    proposer.Update(known);
+    proposer.Propose(known, {}, std::min<int64_t>(draft_len, std::ssize(answer) - i), &proposal);
+    LookupHit& hit = hits[i];
+    hit.proposed = static_cast<int>(proposal.size());
+    while (hit.accepted < hit.proposed && proposal[hit.accepted] == answer[i + hit.accepted])
+      ++hit.accepted;
+  }
   return hits;
 }
 

@@ -54,6 +54,7 @@ absl::StatusOr<std::unique_ptr<Engine>> Engine::Load(const EngineOptions& option
   if (options.num_threads < 0 || options.num_threads > 1024)
     return absl::InvalidArgumentError(
         StrCat("threads is ", options.num_threads, ", expected 1 to 1024"));
+  VC_ASSIGN_OR_RETURN(const FileIdentity identity, IdentityOfFile(options.model_path));
   VC_ASSIGN_OR_RETURN(std::shared_ptr<const GgufFile> file, GgufFile::Open(options.model_path));
   VC_ASSIGN_OR_RETURN(const ModelConfig config, ReadModelConfig(*file));
   if (options.context_length < 0 || options.context_length > config.context_length)
@@ -81,6 +82,12 @@ absl::StatusOr<std::unique_ptr<Engine>> Engine::Load(const EngineOptions& option
   impl.info.isa = kernels->name;
   impl.info.context_length =
       options.context_length > 0 ? options.context_length : DefaultContext(config);
+  // Spilled K/V do not count on memory.
+  if (options.context_length == 0 && options.kv_memory > 0)
+    impl.info.context_length = config.context_length;
+  VC_RETURN_IF_ERROR(impl.LoadSmallModel());
+  VC_RETURN_IF_ERROR(impl.OpenTier());
+  VC_RETURN_IF_ERROR(impl.OpenPrefixCache(identity));
   return engine;
 }
 

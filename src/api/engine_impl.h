@@ -7,10 +7,15 @@
 #include <string>
 #include <vector>
 
+#include "api/model_digest.h"
+#include "api/request_loop.h"
 #include "base/thread_pool.h"
+#include "engine/model_proposer.h"
 #include "engine/prefill.h"
+#include "engine/prefix_cache.h"
 #include "engine/round.h"
 #include "engine/sequence.h"
+#include "kv/kv_tier.h"
 #include "kv/selectors/score_io.h"
 #include "model/forward.h"
 #include "tokenizer/chat_template.h"
@@ -38,12 +43,46 @@ struct Engine::Impl {
   std::unique_ptr<Tokenizer> tokenizer;
   std::unique_ptr<ChatTemplate> chat_template;  // null if the file has none
   std::unique_ptr<Forward> forward;
-  std::string digest;          // hex SHA-256 of the file, once computed
-  std::set<std::string> told;  // notices
+  std::unique_ptr<Model> small_model;  // null: no model proposes
+  std::unique_ptr<ModelProposer> small;
+  std::shared_ptr<KvTier> tier;           // null: all K/V in RAM
+  std::string digest;                     // hex SHA-256 of the file, once computed
+  std::set<std::string> told;             // notices
+  FileIdentity model_identity;            // of the file when it was loaded; with a prefix store
+  std::unique_ptr<PrefixCache> prefixes;  // null if there is none; goes first
 
   // Checks a request and makes its sequence; reuses the session's longest common prefix.
   absl::StatusOr<std::unique_ptr<Sequence>> MakeSequence(const Request& request,
                                                          const Session* session);
+  // Begins a sequence with what the prefix cache has, where that is longer than what it has.
+  void UsePrefix(const Request& request, Sequence* sequence);
+  // Adds a sequence to the prefix cache: `known_tokens` of its rows are not new.
+  void KeepPrefix(const Request& request, const Sequence& sequence, int64_t known_tokens);
+  // `loaded`: the model file before it was read.
+  absl::Status OpenPrefixCache(const FileIdentity& loaded);
+  // False: there is no prefix cache, or none that may be used.
+  bool PrefixesHold();
+  absl::Status LoadSmallModel();
+  // The modes that the request's drafts may use.
+  absl::StatusOr<uint32_t> DraftModesOf(const Request& request, bool with_draft_kv) const;
+  // --- Under a KV budget (kv_memory.cc) ---
+  absl::Status OpenTier();
+  // The plan for a sequence of at most `num_tokens`; makes the draft smaller, or turns it off,
+  // until it fits. ERRORS: kResourceExhausted, with numbers.
+  absl::StatusOr<MemoryPlan> FitMemory(size_t budget, int64_t num_tokens, int64_t draft_rows,
+                                       DraftSpec* spec) const;
+  // For the scheduler's accounts.
+  DraftSizes DraftSizesOf(const Request& request) const;
+  // Pass rows and staging for a batch.
+  LoopOptions MakeBatchLoopOptions(
+      const std::vector<absl::StatusOr<std::unique_ptr<Sequence>>>& sequences) const;
+  LoopParts MakeLoopParts() const;
+  // Fits a new sequence into the budget.
+  absl::Status PlanSequence(Sequence* sequence);
+  // Tells a sequence's full KV what its plan says, once more after it got another one.
+  void ApplyPlan(Sequence* sequence) const;
+  // Leaves a session no more RAM than the sequence that begins with it.
+  absl::Status ShrinkSession(const Sequence& sequence, Session* session);
   absl::StatusOr<std::vector<TokenId>> PromptTokens(const Request& request);
   // What the spec needs from outside the K/V: scores the session has, a file, kvzip's instruction.
   // ERRORS: those of the file.
@@ -52,8 +91,16 @@ struct Engine::Impl {
   void Tell(const std::string& text) {
     if (told.insert(text).second && options.on_notice) options.on_notice(text);
   }
-  PrefillOptions MakePrefillOptions(const Callbacks& callbacks) const;
-  FullKv NewFullKv() const { return FullKv(model->config.kv_shape(), model->kernels); }
+  // sequence: null, or whose memory plan bounds the chunks.
+  PrefillOptions MakePrefillOptions(const Callbacks& callbacks,
+                                    const Sequence* sequence = nullptr) const;
+  FullKv NewFullKv() const {
+    FullKv full(model->config.kv_shape(), model->kernels, tier);
+    // Until a request's plan says how many: half of the budget.
+    if (tier != nullptr)
+      full.set_hot_blocks(static_cast<int64_t>(options.kv_memory / 2 / full.block_bytes()));
+    return full;
+  }
   Completion Finish(const Sequence& sequence, int64_t cached_tokens, double prefill_s) const;
   // common: tokens that the session already had.
   void Store(Sequence* sequence, int64_t common, Session* session) const;

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "api/answer_stream.h"
 #include "api/engine_impl.h"
 #include "base/status_macros.h"
 #include "base/text.h"
@@ -42,45 +43,6 @@ const char* FinishName(FinishReason reason) {
   return "cancelled";
 }
 
-// Hands newly emitted tokens of one sequence to the callback as whole characters.
-class TextStream {
- public:
-  TextStream(const Tokenizer& tokenizer, const Callbacks& callbacks)
-      : tokenizer_(tokenizer), callbacks_(callbacks) {}
-
-  // False: the caller wants no more.
-  bool Push(const Sequence& sequence) {
-    std::string text;
-    for (; next_ < sequence.num_emitted(); ++next_) {
-      const TokenId id = sequence.tokens[sequence.num_prompt + next_];
-      if (!tokenizer_.IsControl(id)) text += assembler_.Push(tokenizer_.TokenBytes(id));
-    }
-    if (sequence.done()) text += assembler_.Flush();
-    return !callbacks_.on_text || text.empty() || callbacks_.on_text(text);
-  }
-
- private:
-  const Tokenizer& tokenizer_;
-  const Callbacks& callbacks_;
-  Utf8Assembler assembler_;
-  int64_t next_ = 0;
-};
-
-std::vector<int32_t> Ids(absl::Span<const DraftToken> tokens) {
-  std::vector<int32_t> ids;
-  for (DraftToken token : tokens) ids.push_back(token.id);
-  return ids;
-}
-
-// The whole-character text of emitted tokens, as the stream would give it.
-std::string TextOf(const Tokenizer& tokenizer, absl::Span<const TokenId> ids) {
-  Utf8Assembler assembler;
-  std::string text;
-  for (TokenId id : ids)
-    if (!tokenizer.IsControl(id)) text += assembler.Push(tokenizer.TokenBytes(id));
-  return text + assembler.Flush();
-}
-
 }  // namespace
 
 absl::StatusOr<std::vector<TokenId>> Engine::Impl::PromptTokens(const Request& request) {
@@ -115,9 +77,12 @@ absl::StatusOr<std::vector<TokenId>> Engine::Impl::PromptTokens(const Request& r
   return tokenizer->EncodeTemplated(text, guarded.guard);
 }
 
-PrefillOptions Engine::Impl::MakePrefillOptions(const Callbacks& callbacks) const {
+PrefillOptions Engine::Impl::MakePrefillOptions(const Callbacks& callbacks,
+                                                const Sequence* sequence) const {
   PrefillOptions prefill;
   prefill.chunk_rows = options.prefill_chunk;
+  if (sequence != nullptr && sequence->memory.has_value())
+    prefill.chunk_rows = std::min(prefill.chunk_rows, sequence->memory->prefill_rows);
   prefill.progress = callbacks.on_prefill;
   return prefill;
 }
@@ -151,11 +116,6 @@ absl::StatusOr<std::unique_ptr<Sequence>> Engine::Impl::MakeSequence(const Reque
   auto sequence = std::make_unique<Sequence>(
       common > 0 ? session->state_->full.Fork(common) : NewFullKv(),
       Sampler(params, model->config.vocab_size, tokenizer->vocab_size(), model->kernels));
-  // A draft over exactly these tokens may be continued; otherwise prefill builds a new one.
-  if (session != nullptr && session->state_->draft.has_value() && common > 0 &&
-      common == static_cast<int64_t>(session->state_->tokens.size()) &&
-      session->state_->draft_spec == spec.ToString())
-    sequence->draft.emplace(session->state_->draft->Copy());
   sequence->tokens = std::move(tokens);
   sequence->num_prompt = num_prompt;
   sequence->max_tokens = std::min(request.max_tokens, info.context_length - num_prompt);
@@ -163,8 +123,17 @@ absl::StatusOr<std::unique_ptr<Sequence>> Engine::Impl::MakeSequence(const Reque
   sequence->tokens.reserve(num_prompt + sequence->max_tokens);
   sequence->rounds.reserve(std::min(sequence->max_tokens, kMaxReservedRounds));
   sequence->spec = spec;
-  VC_RETURN_IF_ERROR(EquipDraft(session, sequence.get()));
   if (request.draft_len > 0) sequence->draft_length = DraftLength::Fixed(request.draft_len);
+  VC_ASSIGN_OR_RETURN(const uint32_t modes, DraftModesOf(request, spec.enabled));
+  if ((modes & kModelModes) != 0)
+    sequence->small_bytes = small->BytesFor(num_prompt + sequence->max_tokens + kMaxDraftLen);
+  VC_RETURN_IF_ERROR(PlanSequence(sequence.get()));
+  // A draft over exactly these tokens may be continued; otherwise prefill builds a new one.
+  if (session != nullptr && session->state_->draft.has_value() && common > 0 &&
+      common == static_cast<int64_t>(session->state_->tokens.size()) &&
+      session->state_->draft_spec == sequence->spec.ToString())
+    sequence->draft.emplace(session->state_->draft->Copy());
+  VC_RETURN_IF_ERROR(EquipDraft(session, sequence.get()));
   if (request.ignore_eos) {
     sequence->ends_generation = [](TokenId) { return false; };
   } else {
@@ -186,8 +155,8 @@ Completion Engine::Impl::Finish(const Sequence& s, int64_t cached_tokens, double
   int64_t emitted = 0;
   double fraction = 0;
   for (const RoundStats& r : s.rounds) {
-    stats.records.push_back(
-        {r.drafted, r.accepted, r.emitted, r.draft_ns, r.verify_ns, r.draft_bytes, r.full_bytes});
+    stats.records.push_back({r.drafted, r.accepted, r.emitted, r.draft_ns, r.verify_ns,
+                             r.draft_bytes, r.full_bytes, r.mode});
     stats.drafted += r.drafted;
     stats.accepted += r.accepted;
     emitted += r.emitted;
@@ -221,79 +190,6 @@ void Engine::Impl::Store(Sequence* s, int64_t common, Session* session) const {
   }
 }
 
-absl::StatusOr<Completion> Engine::Generate(const Request& request, Session* session,
-                                            const Callbacks& callbacks) {
-  Impl& impl = *impl_;
-  VC_ASSIGN_OR_RETURN(std::unique_ptr<Sequence> s, impl.MakeSequence(request, session));
-  const int64_t cached = s->full.num_tokens();
-  const double start = NowSeconds();
-  vericache::Prefill prefill(impl.model.get(), impl.forward.get(), impl.pool.get());
-  VC_RETURN_IF_ERROR(prefill.Run(s.get(), impl.MakePrefillOptions(callbacks)));
-  const double prefill_s = NowSeconds() - start;
-  TextStream stream(*impl.tokenizer, callbacks);
-  bool more = stream.Push(*s);
-  RoundRunner runner(impl.model.get(), impl.forward.get(), impl.pool.get());
-  RoundView view;
-  if (callbacks.on_round) {
-    s->on_drafted = [&](const Sequence& sequence) {
-      view = RoundView();
-      view.drafted = Ids(sequence.drafted);
-      callbacks.on_round(view);
-    };
-  }
-  while (more && !s->done()) {
-    const int64_t before = static_cast<int64_t>(s->tokens.size());
-    view = RoundView();
-    Sequence* sequence = s.get();
-    runner.Run({&sequence, 1});
-    if (callbacks.on_round) {
-      view.verified = true;
-      view.emitted.assign(s->tokens.begin() + before, s->tokens.end());
-      view.num_accepted = s->rounds.empty() ? 0 : s->rounds.back().accepted;
-      callbacks.on_round(view);
-    }
-    more = stream.Push(*s);
-  }
-  if (s->finish == FinishReason::kError) return s->error;
-  Completion completion = impl.Finish(*s, cached, prefill_s);
-  impl.Store(s.get(), cached, session);
-  return completion;
-}
-
-std::vector<absl::StatusOr<Completion>> Engine::GenerateBatch(absl::Span<const Request> requests) {
-  Impl& impl = *impl_;
-  std::vector<absl::StatusOr<std::unique_ptr<Sequence>>> sequences;
-  std::vector<double> prefill_s(requests.size(), 0);
-  std::vector<Sequence*> running;
-  vericache::Prefill prefill(impl.model.get(), impl.forward.get(), impl.pool.get());
-  for (size_t i = 0; i < requests.size(); ++i) {
-    sequences.push_back(impl.MakeSequence(requests[i], nullptr));
-    if (!sequences[i].ok()) continue;
-    const double start = NowSeconds();
-    const absl::Status status = prefill.Run(sequences[i]->get(), impl.MakePrefillOptions({}));
-    prefill_s[i] = NowSeconds() - start;
-    if (status.ok()) {
-      running.push_back(sequences[i]->get());
-    } else {
-      sequences[i] = status;
-    }
-  }
-  RoundRunner runner(impl.model.get(), impl.forward.get(), impl.pool.get());
-  const auto drop_done = [&] { std::erase_if(running, [](Sequence* s) { return s->done(); }); };
-  for (drop_done(); !running.empty(); drop_done()) runner.Run(running);
-  std::vector<absl::StatusOr<Completion>> completions;
-  for (size_t i = 0; i < requests.size(); ++i) {
-    if (!sequences[i].ok()) {
-      completions.push_back(sequences[i].status());
-    } else if ((*sequences[i])->finish == FinishReason::kError) {
-      completions.push_back((*sequences[i])->error);
-    } else {
-      completions.push_back(impl.Finish(**sequences[i], 0, prefill_s[i]));
-    }
-  }
-  return completions;
-}
-
 absl::StatusOr<Completion> Engine::GenerateUnverified(const Request& request, Session* session) {
   Impl& impl = *impl_;
   VC_ASSIGN_OR_RETURN(std::unique_ptr<Sequence> s, impl.MakeSequence(request, session));
@@ -302,7 +198,7 @@ absl::StatusOr<Completion> Engine::GenerateUnverified(const Request& request, Se
   const int64_t cached = s->full.num_tokens();
   const double start = NowSeconds();
   vericache::Prefill prefill(impl.model.get(), impl.forward.get(), impl.pool.get());
-  VC_RETURN_IF_ERROR(prefill.Run(s.get(), impl.MakePrefillOptions({})));
+  VC_RETURN_IF_ERROR(prefill.Run(s.get(), impl.MakePrefillOptions({}, s.get())));
   const double prefill_s = NowSeconds() - start;
   const double decode_start = NowSeconds();
   Drafter drafter(impl.model.get(), impl.forward.get());
@@ -336,8 +232,11 @@ absl::StatusOr<Completion> Engine::GenerateUnverified(const Request& request, Se
 absl::StatusOr<Session> Engine::Prefill(const Request& request, const Callbacks& callbacks) {
   Impl& impl = *impl_;
   VC_ASSIGN_OR_RETURN(std::unique_ptr<Sequence> s, impl.MakeSequence(request, nullptr));
+  impl.UsePrefix(request, s.get());
+  const int64_t cached = s->full.num_tokens();
   vericache::Prefill prefill(impl.model.get(), impl.forward.get(), impl.pool.get());
-  VC_RETURN_IF_ERROR(prefill.Compute(s.get(), impl.MakePrefillOptions(callbacks)));
+  VC_RETURN_IF_ERROR(prefill.Compute(s.get(), impl.MakePrefillOptions(callbacks, s.get())));
+  impl.KeepPrefix(request, *s, cached);
   Session session = NewSession();
   s->draft.reset();
   impl.Store(s.get(), 0, &session);

@@ -87,15 +87,49 @@ class AtomicFile {
   bool committed_ = false;
 };
 
-absl::StatusOr<std::string> ReadWhole(const std::string& path) {
-  std::ifstream in(path, std::ios::binary);
-  if (!in) return absl::NotFoundError(StrCat("cannot open session ", path));
-  in.seekg(0, std::ios::end);
-  std::string bytes(static_cast<size_t>(std::max<std::streamoff>(0, in.tellg())), '\0');
-  in.seekg(0);
-  in.read(bytes.data(), static_cast<std::streamsize>(bytes.size()));
-  if (!in) return absl::DataLossError(StrCat("cannot read session ", path));
-  return bytes;
+// Reads a file front to back without holding it: K/V may be larger than their memory.
+class FileReader {
+ public:
+  static absl::StatusOr<FileReader> Open(const std::string& path) {
+    FileReader reader;
+    reader.in_.open(path, std::ios::binary);
+    if (!reader.in_) return absl::NotFoundError(StrCat("cannot open session ", path));
+    reader.in_.seekg(0, std::ios::end);
+    const std::streamoff size = std::max<std::streamoff>(0, reader.in_.tellg());
+    if (!reader.in_) return absl::DataLossError(StrCat("cannot read session ", path));
+    reader.left_ = static_cast<uint64_t>(size);
+    reader.in_.seekg(0);
+    return reader;
+  }
+  uint64_t left() const { return left_; }
+  void SkipTail(uint64_t bytes) { left_ -= bytes; }
+  // False: there are not so many bytes left, or they cannot be read.
+  bool Read(void* dst, uint64_t bytes) {
+    if (bytes > left_) return false;
+    in_.read(static_cast<char*>(dst), static_cast<std::streamsize>(bytes));
+    left_ -= bytes;
+    return static_cast<bool>(in_);
+  }
+  bool ReadText(uint64_t bytes, std::string* text) {
+    if (bytes > left_) return false;
+    text->resize(bytes);
+    return Read(text->data(), bytes);
+  }
+
+ private:
+  std::ifstream in_;
+  uint64_t left_ = 0;
+};
+
+// Whether the file ends in the SHA-256 of everything before it. REQUIRES: at least 32 bytes.
+bool ChecksumHolds(FileReader file) {
+  Sha256 sha;
+  std::string piece;
+  while (file.left() > 32) {
+    if (!file.ReadText(std::min<uint64_t>(file.left() - 32, 1 << 20), &piece)) return false;
+    sha.Update(piece.data(), piece.size());
+  }
+  return file.ReadText(32, &piece) && std::memcmp(sha.Finish().data(), piece.data(), 32) == 0;
 }
 
 }  // namespace
@@ -118,32 +152,38 @@ absl::Status Engine::SaveSession(const Session& session, const std::string& path
   file.Write(header.data(), header.size());
   file.Write(state.tokens.data(), state.tokens.size() * sizeof(TokenId));
   const int64_t num_blocks = CeilDiv(state.full.num_tokens(), kBlockTokens);
-  for (int64_t block = 0; block < num_blocks; ++block)
-    file.Write(state.full.block(block), state.full.block_bytes());
+  std::vector<uint16_t> spilled;
+  for (int64_t block = 0; block < num_blocks; ++block) {
+    const uint16_t* values = state.full.block(block);
+    if (values == nullptr) {
+      spilled.resize(state.full.block_bytes() / sizeof(uint16_t));
+      VC_RETURN_IF_ERROR(state.full.ReadBlock(block, spilled.data()));
+      values = spilled.data();
+    }
+    file.Write(values, state.full.block_bytes());
+  }
   file.Write(draft.data(), draft.size());
   file.Write(scores.data(), scores.size());
   return file.Commit();
 }
 
 absl::StatusOr<Session> Engine::LoadSession(const std::string& path) const {
-  VC_ASSIGN_OR_RETURN(const std::string bytes, ReadWhole(path));
+  VC_ASSIGN_OR_RETURN(FileReader in, FileReader::Open(path));
   const auto damaged = [&](std::string_view why) {
     return absl::DataLossError(
         StrCat("session ", path, " is damaged (", why, "): delete it to start anew"));
   };
-  std::string_view in = bytes;
-  if (in.size() < kMagic.size() + 8 + 32 || in.substr(0, kMagic.size()) != kMagic)
+  std::string magic, header_text, draft, scores;
+  if (in.left() < kMagic.size() + 8 + 32 || !in.ReadText(kMagic.size(), &magic) || magic != kMagic)
     return absl::InvalidArgumentError(StrCat(path, " is not a vericache session"));
-  const Sha256Digest sum = Sha256Of(in.data(), in.size() - 32);
-  if (std::memcmp(sum.data(), in.data() + in.size() - 32, 32) != 0) return damaged("checksum");
-  in.remove_suffix(32);
-  in.remove_prefix(kMagic.size());
+  VC_ASSIGN_OR_RETURN(FileReader again, FileReader::Open(path));
+  if (again.left() < 32 || !ChecksumHolds(std::move(again))) return damaged("checksum");
+  in.SkipTail(32);
   uint64_t header_bytes = 0;
-  std::memcpy(&header_bytes, in.data(), 8);
-  in.remove_prefix(8);
-  if (header_bytes > in.size() || header_bytes > kMaxHeaderBytes) return damaged("header");
-  std::string_view header = in.substr(0, header_bytes);
-  in.remove_prefix(header_bytes);
+  if (!in.Read(&header_bytes, 8) || header_bytes > kMaxHeaderBytes ||
+      !in.ReadText(header_bytes, &header_text))
+    return damaged("header");
+  std::string_view header = header_text;
   std::string model, tokenizer, contract, shape, tokens_text, spec_text, draft_text, score_text;
   for (std::string* field :
        {&model, &tokenizer, &contract, &shape, &tokens_text, &spec_text, &draft_text, &score_text})
@@ -159,32 +199,37 @@ absl::StatusOr<Session> Engine::LoadSession(const std::string& path) const {
   uint64_t draft_bytes = 0, score_bytes = 0;
   if (!ParseInt(tokens_text, &num_tokens) || num_tokens < 0 ||
       num_tokens > impl_->model->config.context_length || !ParseInt(draft_text, &draft_bytes) ||
-      !ParseInt(score_text, &score_bytes) || draft_bytes > in.size() || score_bytes > in.size())
+      !ParseInt(score_text, &score_bytes) || draft_bytes > in.left() || score_bytes > in.left())
     return damaged("counts");
   Session session = NewSession();
   Session::State& state = *session.state_;
   const size_t block_bytes = state.full.block_bytes();
   const uint64_t num_blocks = CeilDiv(num_tokens, kBlockTokens);
-  if (in.size() !=
+  if (in.left() !=
       num_tokens * sizeof(TokenId) + num_blocks * block_bytes + draft_bytes + score_bytes)
     return damaged("length");
   state.tokens.resize(num_tokens);
-  std::memcpy(state.tokens.data(), in.data(), num_tokens * sizeof(TokenId));
-  in.remove_prefix(num_tokens * sizeof(TokenId));
-  VC_RETURN_IF_ERROR(state.full.ResizeForLoad(num_tokens));
-  for (uint64_t block = 0; block < num_blocks; ++block, in.remove_prefix(block_bytes))
-    std::memcpy(state.full.mutable_block(block), in.data(), block_bytes);
+  if (!in.Read(state.tokens.data(), num_tokens * sizeof(TokenId))) return damaged("tokens");
+  for (uint64_t block = 0; block < num_blocks; ++block) {
+    VC_RETURN_IF_ERROR(
+        state.full.ResizeForLoad(std::min<int64_t>(num_tokens, (block + 1) * kBlockTokens)));
+    if (!in.Read(state.full.mutable_block(block), block_bytes)) return damaged("K/V");
+    if (block % kStagingSlotBlocks == kStagingSlotBlocks - 1)
+      VC_RETURN_IF_ERROR(state.full.Spill());
+  }
+  VC_RETURN_IF_ERROR(state.full.Spill());
+  if (!in.ReadText(draft_bytes, &draft) || !in.ReadText(score_bytes, &scores))
+    return damaged("length");
   const KvShape& s = kv_shape;
-  if (!ReadScores(in.substr(draft_bytes), s.num_layers * s.num_kv_heads, num_tokens, &state.scores)
-           .ok())
+  if (!ReadScores(scores, s.num_layers * s.num_kv_heads, num_tokens, &state.scores).ok())
     return damaged("scores");
   if (draft_bytes == 0) return session;
-  in = in.substr(0, draft_bytes);
+  std::string_view rest = draft;
   VC_ASSIGN_OR_RETURN(const DraftSpec spec, ParseDraftSpec(spec_text));
   state.draft_spec = spec_text;
   state.draft.emplace(NewDraftKv(kv_shape, spec, impl_->model->kernels));
-  VC_RETURN_IF_ERROR(state.draft->ReadFrom(&in));
-  if (!in.empty() || state.draft->num_tokens() != num_tokens) return damaged("draft KV");
+  VC_RETURN_IF_ERROR(state.draft->ReadFrom(&rest));
+  if (!rest.empty() || state.draft->num_tokens() != num_tokens) return damaged("draft KV");
   return session;
 }
 

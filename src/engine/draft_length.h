@@ -12,6 +12,7 @@ class DraftLength {
   static DraftLength Auto() { return DraftLength(16, false); }
 
   int next() const { return next_; }
+  bool fixed() const { return fixed_; }
   int max() const { return fixed_ ? next_ : kMax; }
   void Update(int num_drafted, int num_accepted);
 

@@ -1,6 +1,7 @@
 #include "engine/drafter.h"
 
 #include <algorithm>
+#include <iterator>
 
 #include "base/check.h"
 
@@ -23,33 +24,97 @@ void Drafter::Step(absl::Span<Sequence* const> sequences) {
 }
 
 void Drafter::StepPass(absl::Span<Sequence* const> sequences) {
-  last_.resize(sequences.size());
-  batch_.assign(sequences.size(), RowGroup());
-  for (size_t i = 0; i < sequences.size(); ++i) {
-    Sequence& s = *sequences[i];
-    last_[i] = s.drafted.empty() ? s.tokens.back() : s.drafted.back().id;
-    batch_[i].tokens = absl::MakeConstSpan(&last_[i], 1);
-    batch_[i].first_pos = static_cast<int64_t>(s.tokens.size() + s.drafted.size()) - 1;
-    batch_[i].kv = &*s.draft;
-  }
+  batch_.clear();
+  if (step_rows_.size() < sequences.size()) step_rows_.resize(sequences.size());
+  for (size_t i = 0; i < sequences.size(); ++i) step_rows_[i].sequence = sequences[i];
+  Plan(absl::MakeSpan(step_rows_).first(sequences.size()), &batch_);
   forward_->Run(batch_, &hidden_);
-  logits_.resize(kLogitsRows * model_->config.vocab_size);
-  for (size_t begin = 0; begin < sequences.size(); begin += kLogitsRows) {
-    const size_t end = std::min(sequences.size(), begin + kLogitsRows);
-    forward_->Logits(hidden_, begin, end - begin, logits_.data());
-    for (size_t i = begin; i < end; ++i) {
-      Sequence& s = *sequences[i];
-      const int64_t pos = batch_[i].first_pos + 1;
-      history_.clear();
-      if (s.sampler.NeedsHistory()) HistoryOf(s, &history_);
-      const RowChoice choice = s.sampler.Choose(
-          logits_.data() + (i - begin) * model_->config.vocab_size, pos, history_, s.num_prompt);
-      DraftToken token{choice.bad ? -1 : choice.id};
-      if (s.adversary) token = s.adversary(token, pos);
-      s.drafted.push_back(token);
-      if (s.on_drafted && token.id >= 0) s.on_drafted(s);
+  Settle(hidden_, 0, false);
+}
+
+int64_t Drafter::Plan(absl::Span<DraftRows> rows, std::vector<RowGroup>* batch) {
+  if (tasks_.size() < rows.size()) tasks_.resize(rows.size());
+  num_tasks_ = rows.size();
+  int64_t num_planned = 0;
+  for (size_t i = 0; i < rows.size(); ++i) {
+    Sequence& s = *rows[i].sequence;
+    rows[i].num_drafted = 0;
+    rows[i].confidence.clear();
+    Task& task = tasks_[i];
+    task.rows = &rows[i];
+    task.tokens.assign(1, s.drafted.empty() ? s.tokens.back() : s.drafted.back().id);
+    task.tokens.insert(task.tokens.end(), rows[i].proposals.begin(), rows[i].proposals.end());
+    task.first_row = num_planned;
+    task.next = 0;
+    task.ended = false;
+    num_planned += static_cast<int64_t>(task.tokens.size());
+    RowGroup& group = batch->emplace_back();
+    group.tokens = task.tokens;
+    group.first_pos = static_cast<int64_t>(s.tokens.size() + s.drafted.size()) - 1;
+    group.kv = &*s.draft;
+  }
+  return num_planned;
+}
+
+float Drafter::ConfidenceOf(const float* logits, TokenId id) {
+  const int64_t n = model_->config.vocab_size;
+  const float max = *std::max_element(logits, logits + n);
+  exps_.resize(n);
+  for (int64_t i = 0; i < n; ++i) exps_[i] = logits[i] - max;
+  model_->kernels->exp(exps_.data(), n, exps_.data());
+  float sum = 0;
+  for (float e : exps_) sum += e;
+  return exps_[id] / sum;
+}
+
+// As in the verifier: logits from left to right, a bounded number of rows a turn, and none behind
+// the first proposal that does not hold.
+void Drafter::Settle(const HiddenRows& hidden, int64_t first_hidden, bool with_confidence) {
+  const int64_t vocab = model_->config.vocab_size, width = model_->config.hidden_size;
+  for (;;) {
+    spans_.clear();
+    logit_rows_.clear();
+    for (Task& task : absl::MakeSpan(tasks_).first(num_tasks_)) {
+      if (task.ended) continue;
+      const int64_t room = kLogitsRows - static_cast<int64_t>(logit_rows_.size());
+      const int64_t n = std::min<int64_t>(room, std::ssize(task.tokens) - task.next);
+      if (n == 0) break;
+      for (int64_t i = 0; i < n; ++i)
+        logit_rows_.push_back(hidden.x.data() +
+                              (first_hidden + task.first_row + task.next + i) * width);
+      spans_.emplace_back(&task, n);
+    }
+    if (spans_.empty()) break;
+    logits_.resize(kLogitsRows * vocab);
+    forward_->LogitsOf(logit_rows_, logits_.data());
+    const float* row = logits_.data();
+    for (auto& [task, n] : spans_) {
+      for (int64_t i = 0; i < n && !task->ended; ++i)
+        TakeRow(task, row + i * vocab, with_confidence);
+      row += n * vocab;
     }
   }
+  for (Task& task : absl::MakeSpan(tasks_).first(num_tasks_))
+    task.rows->sequence->draft->Rollback(std::ssize(task.tokens) - task.rows->num_drafted);
+}
+
+// One more drafted token. It ends the step unless it is what was proposed.
+void Drafter::TakeRow(Task* task, const float* logits, bool with_confidence) {
+  Sequence& s = *task->rows->sequence;
+  const int64_t pos = static_cast<int64_t>(s.tokens.size() + s.drafted.size());
+  history_.clear();
+  if (s.sampler.NeedsHistory()) HistoryOf(s, &history_);
+  const RowChoice choice = s.sampler.Choose(logits, pos, history_, s.num_prompt);
+  DraftToken token{choice.bad ? -1 : choice.id};
+  if (with_confidence)
+    task->rows->confidence.push_back(choice.bad ? 0.0f : ConfidenceOf(logits, choice.id));
+  if (s.adversary) token = s.adversary(token, pos);
+  s.drafted.push_back(token);
+  ++task->rows->num_drafted;
+  ++task->next;
+  task->ended = task->next == std::ssize(task->tokens) || token.id != task->tokens[task->next] ||
+                s.ends_generation(token.id);
+  if (s.on_drafted && token.id >= 0) s.on_drafted(s);
 }
 
 void Drafter::Draft(absl::Span<Sequence* const> sequences, absl::Span<const int> num_tokens) {

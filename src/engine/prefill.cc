@@ -5,6 +5,7 @@
 #include "base/check.h"
 #include "base/status_macros.h"
 #include "base/text.h"
+#include "engine/prompt_job.h"
 #include "engine/query_window.h"
 #include "engine/scorers.h"
 #include "kv/selectors/selector.h"
@@ -34,7 +35,7 @@ absl::Status Prefill::ForEachChunk(Sequence* sequence, const PrefillOptions& opt
     group.logits_begin = std::clamp<int64_t>(logits_begin - begin, 0, rows);
     group.observer = observer;
     forward_->Run({&group, 1}, hidden);
-    sequence->full.Commit(rows);
+    VC_RETURN_IF_ERROR(CommitChunk(sequence, rows));
     if (!on_chunk(begin + group.logits_begin)) return absl::OkStatus();
     if (options.progress && !options.progress(begin + rows, total))
       return absl::CancelledError("stopped during prefill");
@@ -48,17 +49,23 @@ absl::Status Prefill::ComputeRows(Sequence* sequence, const PrefillOptions& opti
   return ForEachChunk(sequence, options, last_pos, observer, last, [](int64_t) { return true; });
 }
 
-void Reselect(Sequence* sequence, const FullKv& full, const QueryRows& queries,
-              const KernelTable* kernels, ThreadPool* pool) {
+absl::Status Reselect(Sequence* sequence, const FullKv& full, const QueryRows& queries,
+                      const KernelTable* kernels, ThreadPool* pool) {
   SelectInput input;
-  input.full = &full;
   input.queries = &queries;
   input.scores = sequence->scores.get();
   input.floor = sequence->floor.get();
   input.file = sequence->kept_file.get();
   input.kernels = kernels;
   input.pool = pool;
-  sequence->draft->Rebuild(full, SelectPositions(sequence->spec, input), pool);
+  KeptSet kept;
+  return ForEachLayers(full, [&](const LayerViews& layers) {
+    input.layers = &layers;
+    // Only queries ask for the K/V themselves; whatever else ranks keys has ranked them all.
+    if (kept.positions.empty() || sequence->spec.uses_queries())
+      kept = SelectPositions(sequence->spec, input);
+    sequence->draft->Rebuild(layers, kept, pool);
+  });
 }
 
 // A session's draft is extended by the exact new rows where what would choose anew is missing: a
@@ -70,14 +77,15 @@ bool Prefill::ExtendsDraft(const Sequence& s, const QueryRows& queries) const {
          (s.spec.score_kind() != ScoreKind::kNone && s.scores == nullptr);
 }
 
-void Prefill::BuildDraft(Sequence* sequence, const QueryRows& queries) {
-  if (ExtendsDraft(*sequence, queries)) {
-    sequence->draft->CommitRows(sequence->full, sequence->draft->num_tokens(),
-                                sequence->full.num_tokens(), pool_);
-    return;
-  }
+absl::Status Prefill::BuildDraft(Sequence* sequence) {
+  const QueryRows queries = sequence->queries.has_value() ? sequence->queries->Take() : QueryRows();
+  if (ExtendsDraft(*sequence, queries))
+    return sequence->draft->CommitRows(sequence->full, sequence->draft->num_tokens(),
+                                       sequence->full.num_tokens(), pool_);
   sequence->draft.emplace(NewDraftKv(model_->config.kv_shape(), sequence->spec, model_->kernels));
-  Reselect(sequence, sequence->full, queries, model_->kernels, pool_);
+  VC_RETURN_IF_ERROR(Reselect(sequence, sequence->full, queries, model_->kernels, pool_));
+  sequence->draft->ReserveRows(sequence->draft_length.max());
+  return absl::OkStatus();
 }
 
 absl::Status Prefill::Observe(Sequence* sequence, const PrefillOptions& options,
@@ -98,65 +106,29 @@ absl::Status Prefill::ScorePrompt(Sequence* sequence, const PrefillOptions& opti
   if (HasScores(*sequence)) return absl::OkStatus();
   PromptScorer scorer(sequence->spec, model_, sequence->num_prompt, pool_);
   if (scorer.observer() != nullptr) {
-    Sequence again(FullKv(model_->config.kv_shape(), model_->kernels), sequence->sampler);
+    Sequence again(sequence->full.Fork(0), sequence->sampler);
+    again.full.set_hot_blocks(0);  // a second set of hot blocks is in no budget
     again.tokens.assign(sequence->tokens.begin(), sequence->tokens.begin() + sequence->num_prompt);
     VC_RETURN_IF_ERROR(Observe(&again, options, scorer.observer()));
   }
   return TakeScores(sequence, options, &scorer);
 }
 
-// The prompt's missing rows. The observers that a cold prompt's scores need see the same pass.
-absl::Status Prefill::ComputePrompt(Sequence* s, const PrefillOptions& options, HiddenRows* last) {
-  ObserverList observers;
-  if (s->queries.has_value()) observers.Add(&*s->queries);
-  const bool wants_scores =
-      !HasScores(*s) && (!s->draft.has_value() || s->spec.selector == SelectorKind::kVerify);
-  std::optional<PromptScorer> scorer;
-  if (wants_scores && s->full.num_tokens() == 0) {
-    scorer.emplace(s->spec, model_, s->num_prompt, pool_);
-    if (scorer->observer() != nullptr) observers.Add(scorer->observer());
-  }
-  VC_RETURN_IF_ERROR(ComputeRows(s, options, observers.empty() ? nullptr : &observers, last));
-  if (!wants_scores) return absl::OkStatus();
-  return scorer.has_value() ? TakeScores(s, options, &*scorer) : ScorePrompt(s, options);
-}
-
-void Prefill::EmitFirst(Sequence* sequence, const HiddenRows& last) {
-  std::vector<float> logits(model_->config.vocab_size);
-  forward_->Logits(last, 0, 1, logits.data());
-  const int64_t pos = static_cast<int64_t>(sequence->tokens.size());
-  const RowChoice choice =
-      sequence->sampler.Choose(logits.data(), pos, sequence->tokens, sequence->num_prompt);
-  if (choice.bad) {
-    sequence->Fail(NonFiniteLogits(pos));
-    return;
-  }
-  AcceptWalk walk({}, sequence->max_tokens);
-  walk.Push(choice.id, sequence->ends_generation(choice.id));
-  sequence->chain.Push(logits.data(), model_->config.vocab_size);
-  sequence->tokens.push_back(choice.id);
-  sequence->finish = walk.finish();
+absl::Status Prefill::CommitChunk(Sequence* sequence, int64_t num_rows) {
+  VC_RETURN_IF_ERROR(sequence->full.pass_status());
+  sequence->full.Commit(num_rows);
+  return sequence->full.Spill();
 }
 
 absl::Status Prefill::Run(Sequence* sequence, const PrefillOptions& options) {
-  VC_CHECK(sequence->full.num_tokens() < static_cast<int64_t>(sequence->tokens.size()));
-  VC_CHECK(sequence->num_prompt == static_cast<int64_t>(sequence->tokens.size()));
-  const int window = QueryRowsWanted(sequence->spec);
-  if (window > 0) {
-    sequence->queries.emplace(model_->config, window,
-                              sequence->spec.reselects() ? sequence->draft_length.max() : 0);
+  PromptJob job(sequence, model_, forward_, this, pool_, options);
+  const int64_t chunk = std::clamp<int64_t>(options.chunk_rows, 1, kMaxPassRows);
+  HiddenRows hidden;
+  while (job.rows_left() > 0) {
+    VC_ASSIGN_OR_RETURN(const RowGroup group, job.Plan(chunk));
+    forward_->Run({&group, 1}, &hidden);
+    VC_RETURN_IF_ERROR(job.Settle(hidden.num_rows > 0 ? hidden.x.data() : nullptr));
   }
-  HiddenRows last;
-  VC_RETURN_IF_ERROR(ComputePrompt(sequence, options, &last));
-  if (sequence->max_tokens <= 0) {
-    sequence->finish = FinishReason::kLength;
-  } else {
-    EmitFirst(sequence, last);
-  }
-  // A session's draft must go on standing for all of its rows, even if the answer ends here.
-  if (sequence->spec.enabled && (!sequence->done() || sequence->draft.has_value()))
-    BuildDraft(sequence, sequence->queries.has_value() ? sequence->queries->Take() : QueryRows());
-  if (!sequence->spec.reselects()) sequence->queries.reset();
   return absl::OkStatus();
 }
 

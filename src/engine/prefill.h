@@ -14,8 +14,9 @@ namespace vericache {
 
 // Chooses anew what the draft KV keeps and makes it from `full`, the sequence's own full KV or a
 // shorter fork of it. `queries` are the newest exact ones, where the spec wants them.
-void Reselect(Sequence* sequence, const FullKv& full, const QueryRows& queries,
-              const KernelTable* kernels, ThreadPool* pool);
+// COST: with spilled blocks, one read of all of them. ERRORS: those of the tier.
+absl::Status Reselect(Sequence* sequence, const FullKv& full, const QueryRows& queries,
+                      const KernelTable* kernels, ThreadPool* pool);
 
 struct PrefillOptions {
   int64_t chunk_rows = 512;  // rows of one pass; any value gives the same bits
@@ -33,7 +34,8 @@ class Prefill {
   // Computes the rows of all tokens that `sequence->full` lacks, builds the draft KV if the spec
   // asks for one, and emits the first token (if max_tokens > 0).
   // REQUIRES: tokens.size() > full.num_tokens(); tokens.size() == num_prompt.
-  // ERRORS: kResourceExhausted, kCancelled: what was computed so far stays valid, call again.
+  // ERRORS: kResourceExhausted, kCancelled: what was computed so far stays valid, call again; those
+  //         of the tier that K/V are spilled to.
   //         A bad row of logits fails the sequence (sequence->error), not the call.
   absl::Status Run(Sequence* sequence, const PrefillOptions& options);
 
@@ -49,6 +51,13 @@ class Prefill {
   // there. COST: expected, h2o: a second prefill; kvzip: its repetitions.
   absl::Status ScorePrompt(Sequence* sequence, const PrefillOptions& options);
 
+  // Makes the draft KV anew, by the newest queries where the spec asks for some: after a preemption
+  // that took it. ERRORS: those of the tier.
+  absl::Status RebuildDraft(Sequence* sequence) {
+    sequence->draft.reset();
+    return BuildDraft(sequence);
+  }
+
   // Teacher-forced pass over all tokens that `sequence->full` lacks: on_row(pos, logits) for every
   // row at position pos >= logits_begin, in order; logits [vocab_size] choose the token at pos + 1.
   // False ends the pass early. Used by audit, perplexity and replays. `observer` may be null.
@@ -57,6 +66,10 @@ class Prefill {
                      ForwardObserver* observer = nullptr);
 
  private:
+  friend class PromptJob;
+  // Keeps the rows of the pass just run and spills what is beyond the hot blocks.
+  // ERRORS: those of the tier.
+  absl::Status CommitChunk(Sequence* sequence, int64_t num_rows);
   // Computes and commits the missing rows pass by pass; after each, `hidden` holds its rows at
   // positions >= logits_begin, the first of them at `first_pos`. False from on_chunk ends it.
   absl::Status ForEachChunk(Sequence* sequence, const PrefillOptions& options, int64_t logits_begin,
@@ -65,10 +78,9 @@ class Prefill {
   absl::Status ComputeRows(Sequence* sequence, const PrefillOptions& options,
                            ForwardObserver* observer, HiddenRows* last);
   absl::Status TakeScores(Sequence* sequence, const PrefillOptions& options, PromptScorer* scorer);
-  absl::Status ComputePrompt(Sequence* sequence, const PrefillOptions& options, HiddenRows* last);
   bool ExtendsDraft(const Sequence& sequence, const QueryRows& queries) const;
-  void BuildDraft(Sequence* sequence, const QueryRows& queries);
-  void EmitFirst(Sequence* sequence, const HiddenRows& last);
+  // Makes the draft KV of a sequence whose K/V and scores are complete.
+  absl::Status BuildDraft(Sequence* sequence);
 
   const Model* model_;
   Forward* forward_;

@@ -100,11 +100,12 @@ int DraftReplay::DraftAlong(const RecordedAnswer& answer, int64_t pending, int64
   return static_cast<int>(accepted);
 }
 
-void DraftReplay::Commit(const RecordedAnswer& answer, int64_t begin, int64_t end, Sequence* s) {
+absl::Status DraftReplay::Commit(const RecordedAnswer& answer, int64_t begin, int64_t end,
+                                 Sequence* s) {
   const FullKv so_far = answer.full.Fork(end);
   if (!s->spec.reselects()) return s->draft->CommitRows(so_far, begin, end, pool_);
-  Reselect(s, so_far, answer.queries.Take(end, QueryRowsOfRound(s->spec, end - begin)),
-           model_->kernels, pool_);
+  return Reselect(s, so_far, answer.queries.Take(end, QueryRowsOfRound(s->spec, end - begin)),
+                  model_->kernels, pool_);
 }
 
 absl::StatusOr<ReplayedRounds> DraftReplay::Run(const RecordedAnswer& answer, int draft_len,
@@ -113,8 +114,9 @@ absl::StatusOr<ReplayedRounds> DraftReplay::Run(const RecordedAnswer& answer, in
   ReplayedRounds rounds;
   s->draft.emplace(NewDraftKv(model_->config.kv_shape(), s->spec, model_->kernels));
   const FullKv prompt = answer.full.Fork(answer.num_prompt);
-  Reselect(s, prompt, answer.queries.Take(answer.num_prompt, QueryRowsWanted(s->spec)),
-           model_->kernels, pool_);
+  VC_RETURN_IF_ERROR(Reselect(s, prompt,
+                              answer.queries.Take(answer.num_prompt, QueryRowsWanted(s->spec)),
+                              model_->kernels, pool_));
   const int64_t last = static_cast<int64_t>(answer.tokens.size()) - 1;
   for (int64_t pending = answer.num_prompt; pending < last;) {
     if (keep_going && !keep_going()) return absl::CancelledError("stopped");
@@ -128,7 +130,7 @@ absl::StatusOr<ReplayedRounds> DraftReplay::Run(const RecordedAnswer& answer, in
     const int64_t emitted = std::min<int64_t>(accepted + 1, last - pending);
     rounds.run_lengths.push_back(static_cast<int>(emitted));
     s->draft->Rollback();
-    if (pending + emitted < last) Commit(answer, pending, pending + emitted, s);
+    if (pending + emitted < last) VC_RETURN_IF_ERROR(Commit(answer, pending, pending + emitted, s));
     pending += emitted;
   }
   return rounds;

@@ -62,7 +62,7 @@ class DraftReplay {
  private:
   int DraftAlong(const RecordedAnswer& answer, int64_t pending, int64_t max_rows, Sequence* setup,
                  ReplayedRounds* rounds);
-  void Commit(const RecordedAnswer& answer, int64_t begin, int64_t end, Sequence* setup);
+  absl::Status Commit(const RecordedAnswer& answer, int64_t begin, int64_t end, Sequence* setup);
   double KlOf(const float* full, const float* draft);
 
   const Model* model_;

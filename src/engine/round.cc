@@ -38,6 +38,9 @@ void RoundRunner::Run(absl::Span<Sequence* const> sequences) {
     lengths_.push_back(DraftLengthFor(*s));
   }
   if (active_.empty()) return;
+  // What a verification reads from a tier comes in while its draft is made. An error shows in the
+  // verification, which asks again.
+  for (Sequence* s : active_) (void)s->full.StartFetch();
   const int64_t start = NowNs();
   drafter_.Draft(drafting_, lengths_);
   const int64_t drafted = NowNs();

@@ -61,9 +61,11 @@ absl::StatusOr<std::shared_ptr<const KeyScores>> PromptScorer::Finish(const Sequ
                                                                       const PrefillOptions& options,
                                                                       Prefill* prefill) {
   if (sums_ != nullptr) return std::make_shared<const KeyScores>(sums_->Take());
-  if (moments_ != nullptr)
-    return std::make_shared<const KeyScores>(
-        moments_->Scores(sequence.full.Fork(num_tokens_), RotationAhead(), *model_->kernels));
+  if (moments_ != nullptr) {
+    VC_ASSIGN_OR_RETURN(KeyScores scores, moments_->Scores(sequence.full.Fork(num_tokens_),
+                                                           RotationAhead(), *model_->kernels));
+    return std::make_shared<const KeyScores>(std::move(scores));
+  }
   return Repeat(sequence, options, prefill);
 }
 

@@ -15,11 +15,13 @@
 #include "engine/acceptance.h"
 #include "engine/draft_length.h"
 #include "engine/logits_chain.h"
+#include "engine/ngram_proposer.h"
 #include "engine/query_window.h"
 #include "engine/sampler.h"
 #include "kv/draft_kv.h"
 #include "kv/draft_spec.h"
 #include "kv/full_kv.h"
+#include "kv/memory_plan.h"
 #include "kv/selectors/selector.h"
 
 namespace vericache {
@@ -33,6 +35,7 @@ struct RoundStats {
   int64_t verify_ns = 0;
   size_t draft_bytes = 0;  // at the start of the round
   size_t full_bytes = 0;
+  const char* mode = "";  // DraftModeName(), where a scheduler chose it
 };
 
 // How the model is asked to repeat its prompt, for kvzip: instruction, start of the answer.
@@ -55,6 +58,7 @@ struct Sequence {
   std::shared_ptr<const KeptSet> floor;      // follows from scores: verify with a floor
   std::shared_ptr<const KeptSet> kept_file;  // set by the owner: kept
   RepeatPrompt repeat_prompt;                // set by the owner: kvzip
+  std::optional<MemoryPlan> memory;          // set by the owner under a KV budget
   Sampler sampler;
   DraftLength draft_length = DraftLength::Auto();
   std::function<bool(TokenId)> ends_generation;  // EOS and its kin
@@ -63,12 +67,22 @@ struct Sequence {
   absl::Status error;              // why finish is kError
   std::vector<RoundStats> rounds;  // prefill's own token is not a round
 
+  int plain_rounds = 0;  // since the draft KV was last chosen anew
+
   // The drafter's proposal of the current round (empty between rounds).
   std::vector<DraftToken> drafted;
+  // What else proposes tokens: look-up, and a smaller model with K/V of its own over the same
+  // tokens (engine/model_proposer.h). Made when first asked.
+  std::optional<NgramProposer> ngrams;
+  std::unique_ptr<Sequence> small;
+  int64_t small_bytes = 0;  // of its K/V at most; 0: no model may propose
+
   // Called after each drafted token, for live views. May be empty.
   std::function<void(const Sequence&)> on_drafted;
   // Test hook: replaces the drafter's choice; gets the choice and its position.
   std::function<DraftToken(DraftToken, int64_t pos)> adversary;
+  // Test hook: changes what was proposed.
+  std::function<void(const Sequence&, int64_t max_tokens, std::vector<TokenId>*)> heckler;
 
   Sequence(FullKv full_kv, Sampler token_sampler)
       : full(std::move(full_kv)), sampler(std::move(token_sampler)) {}

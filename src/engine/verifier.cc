@@ -9,6 +9,9 @@ namespace vericache {
 namespace {
 
 constexpr size_t kMaxRowsPerTurn = 16 * kLogitsRows;
+// Choosing anew costs more than a plain step (at 4K tokens four times as much), and a single query
+// votes badly. While nothing is drafted, the choice holds for as many tokens as vote on it.
+constexpr int kPlainRoundsPerChoice = 32;
 
 }  // namespace
 
@@ -29,11 +32,11 @@ void Verifier::Verify(absl::Span<Sequence* const> sequences) {
   }
 }
 
-// A plan for each sequence whose K/V have room; the others fail alone.
-absl::Span<Verifier::Plan> Verifier::MakePlans(absl::Span<Sequence* const> sequences) {
-  if (plans_.size() < sequences.size()) plans_.resize(sequences.size());
-  size_t num_plans = 0;
-  int64_t num_hidden = 0;
+// A task for each sequence whose K/V have room; the others fail alone.
+int64_t Verifier::Plan(absl::Span<Sequence* const> sequences, std::vector<RowGroup>* batch) {
+  if (tasks_.size() < sequences.size()) tasks_.resize(sequences.size());
+  num_tasks_ = 0;
+  int64_t num_planned = 0;
   for (Sequence* s : sequences) {
     const int64_t num_rows = static_cast<int64_t>(s->drafted.size()) + 1;
     if (absl::Status status = s->full.Reserve(num_rows); !status.ok()) {
@@ -41,73 +44,94 @@ absl::Span<Verifier::Plan> Verifier::MakePlans(absl::Span<Sequence* const> seque
       s->Fail(std::move(status));
       continue;
     }
-    Plan& plan = plans_[num_plans++];
-    plan.sequence = s;
-    plan.tokens.assign(1, s->tokens.back());
-    for (DraftToken token : s->drafted) plan.tokens.push_back(token.id);
-    plan.first_hidden = num_hidden;
-    plan.walk.Start(s->drafted, s->max_tokens - s->num_emitted());
-    plan.wants_row = true;
-    num_hidden += num_rows;
+    Task& task = tasks_[num_tasks_++];
+    task.sequence = s;
+    task.tokens.assign(1, s->tokens.back());
+    for (DraftToken token : s->drafted) task.tokens.push_back(token.id);
+    task.first_row = num_planned;
+    task.walk.Start(s->drafted, s->max_tokens - s->num_emitted());
+    task.wants_row = true;
+    num_planned += num_rows;
+    RowGroup& group = batch->emplace_back();
+    group.tokens = task.tokens;
+    group.first_pos = s->full.num_tokens();
+    group.kv = &s->full;
+    Observe(&task, &group);
   }
-  return absl::MakeSpan(plans_).first(num_plans);
+  return num_planned;
 }
 
 void Verifier::VerifyPass(absl::Span<Sequence* const> sequences) {
-  const absl::Span<Plan> plans = MakePlans(sequences);
-  if (plans.empty()) return;
   batch_.clear();
-  for (Plan& plan : plans) {
-    RowGroup group;
-    group.tokens = plan.tokens;
-    group.first_pos = plan.sequence->full.num_tokens();
-    group.kv = &plan.sequence->full;
-    if (plan.sequence->queries.has_value()) group.observer = &*plan.sequence->queries;
-    batch_.push_back(group);
-  }
+  if (Plan(sequences, &batch_) == 0) return;
   forward_->Run(batch_, &hidden_);
-  Accept(plans);
-  for (Plan& plan : plans) Commit(&plan);
+  Settle(hidden_, 0);
+}
+
+void Verifier::Settle(const HiddenRows& hidden, int64_t first_hidden) {
+  for (size_t i = 0; i < num_tasks_; ++i) {
+    Sequence& s = *tasks_[i].sequence;
+    if (s.full.pass_status().ok()) continue;
+    s.Fail(s.full.pass_status());
+    tasks_[i].wants_row = false;
+  }
+  Accept(hidden, first_hidden);
+  for (size_t i = 0; i < num_tasks_; ++i) Commit(&tasks_[i]);
+}
+
+void Verifier::Observe(Task* task, RowGroup* group) {
+  Sequence* s = task->sequence;
+  task->reselector.reset();
+  task->keeps_choice = s->drafted.empty() && s->plain_rounds + 1 < kPlainRoundsPerChoice;
+  if (!s->queries.has_value() || !s->spec.reselects()) return;
+  group->observer = &*s->queries;
+  if (s->full.num_cold_blocks() == 0 || !s->draft.has_value() || task->keeps_choice) return;
+  task->reselector.emplace(s, group->tokens.size(), model_->config.num_heads, model_->kernels,
+                           pool_);
+  task->observers = ObserverList();
+  task->observers.Add(&*s->queries);
+  task->observers.Add(&*task->reselector);
+  group->observer = &task->observers;
 }
 
 // Logits are computed from left to right, up to eight rows a sequence at a time, and stop at the
 // first mismatch: most of a long rejected draft never meets the output matrix. A turn takes a
 // bounded number of rows, so that a large batch does not need rows x vocabulary of memory.
-void Verifier::Accept(absl::Span<Plan> plans) {
+void Verifier::Accept(const HiddenRows& hidden, int64_t first_hidden) {
   const int64_t vocab = model_->config.vocab_size, width = model_->config.hidden_size;
   for (;;) {
     spans_.clear();
     rows_.clear();
-    for (Plan& plan : plans) {
-      if (!plan.wants_row) continue;
-      const int64_t next = plan.walk.next_row();
+    for (Task& task : absl::MakeSpan(tasks_).first(num_tasks_)) {
+      if (!task.wants_row) continue;
+      const int64_t next = task.walk.next_row();
       const int64_t n =
-          std::min<int64_t>(kLogitsRows, static_cast<int64_t>(plan.tokens.size()) - next);
+          std::min<int64_t>(kLogitsRows, static_cast<int64_t>(task.tokens.size()) - next);
       if (rows_.size() + n > kMaxRowsPerTurn) break;
       for (int64_t i = 0; i < n; ++i)
-        rows_.push_back(hidden_.x.data() + (plan.first_hidden + next + i) * width);
-      spans_.emplace_back(&plan, n);
+        rows_.push_back(hidden.x.data() + (first_hidden + task.first_row + next + i) * width);
+      spans_.emplace_back(&task, n);
     }
     if (spans_.empty()) return;
     logits_.resize(rows_.size() * vocab);
     forward_->LogitsOf(rows_, logits_.data());
     const float* row = logits_.data();
-    for (auto& [plan, n] : spans_) {
-      for (int64_t i = 0; i < n && plan->wants_row; ++i)
-        plan->wants_row = TakeRow(plan, row + i * vocab);
+    for (auto& [task, n] : spans_) {
+      for (int64_t i = 0; i < n && task->wants_row; ++i)
+        task->wants_row = TakeRow(task, row + i * vocab);
       row += n * vocab;
     }
   }
 }
 
-bool Verifier::TakeRow(Plan* plan, const float* logits) {
-  Sequence& s = *plan->sequence;
-  const int64_t pos = static_cast<int64_t>(s.tokens.size() + plan->walk.emitted().size());
+bool Verifier::TakeRow(Task* task, const float* logits) {
+  Sequence& s = *task->sequence;
+  const int64_t pos = static_cast<int64_t>(s.tokens.size() + task->walk.emitted().size());
   history_.clear();
   if (s.sampler.NeedsHistory()) {
     history_.reserve(s.tokens.capacity());  // the answer's room, not a bit more each step
     history_.assign(s.tokens.begin(), s.tokens.end());
-    history_.insert(history_.end(), plan->walk.emitted().begin(), plan->walk.emitted().end());
+    history_.insert(history_.end(), task->walk.emitted().begin(), task->walk.emitted().end());
   }
   const RowChoice choice = s.sampler.Choose(logits, pos, history_, s.num_prompt);
   if (choice.bad) {
@@ -115,33 +139,43 @@ bool Verifier::TakeRow(Plan* plan, const float* logits) {
     return false;
   }
   s.chain.Push(logits, model_->config.vocab_size);
-  return plan->walk.Push(choice.id, s.ends_generation(choice.id));
+  return task->walk.Push(choice.id, s.ends_generation(choice.id));
 }
 
 // The exact rows of emitted tokens enter the draft KV: behind what it has, or in a new choice by
 // the queries that just passed by (acceptance.md: the largest single effect on run lengths).
-void Verifier::CommitDraft(Sequence* s, int64_t pos_begin, int64_t pos_end) {
-  if (!s->queries.has_value() || s->done())
+absl::Status Verifier::CommitDraft(const Task& task, int64_t pos_begin, int64_t pos_end) {
+  Sequence* s = task.sequence;
+  if (!s->queries.has_value() || !s->spec.reselects() || task.reselector.has_value() ||
+      task.keeps_choice || s->done())
     return s->draft->CommitRows(s->full, pos_begin, pos_end, pool_);
   const int64_t rows = QueryRowsOfRound(s->spec, pos_end - pos_begin);
-  Reselect(s, s->full, s->queries->Take(pos_end, rows), model_->kernels, pool_);
+  return Reselect(s, s->full, s->queries->Take(pos_end, rows), model_->kernels, pool_);
 }
 
 // The K/V kept are this pass's rows of the pending token and of all emitted tokens but the last.
-void Verifier::Commit(Plan* plan) {
-  Sequence& s = *plan->sequence;
-  const std::vector<TokenId>& emitted = plan->walk.emitted();
+void Verifier::Commit(Task* task) {
+  Sequence& s = *task->sequence;
+  if (!s.full.pass_status().ok()) {  // nothing of this pass is kept
+    s.drafted.clear();
+    return;
+  }
+  const std::vector<TokenId>& emitted = task->walk.emitted();
   const int64_t num_rows = static_cast<int64_t>(emitted.size());
   const int64_t pos = s.full.num_tokens();
   s.full.Commit(num_rows);
   RoundStats& round = s.rounds.emplace_back();
   round.drafted = static_cast<int>(s.drafted.size());
-  round.accepted = plan->walk.num_accepted();
+  round.accepted = task->walk.num_accepted();
   round.emitted = static_cast<int>(num_rows);
   s.tokens.insert(s.tokens.end(), emitted.begin(), emitted.end());
   s.drafted.clear();
-  if (s.finish == FinishReason::kNone) s.finish = plan->walk.finish();
-  if (s.draft.has_value()) CommitDraft(&s, pos, pos + num_rows);
+  s.plain_rounds = task->keeps_choice ? s.plain_rounds + 1 : 0;
+  if (s.finish == FinishReason::kNone) s.finish = task->walk.finish();
+  if (s.draft.has_value())
+    if (absl::Status status = CommitDraft(*task, pos, pos + num_rows); !status.ok())
+      s.Fail(std::move(status));
+  if (absl::Status status = s.full.Spill(); !status.ok() && !s.done()) s.Fail(std::move(status));
 }
 
 }  // namespace vericache

@@ -5,11 +5,14 @@
 // are thrown away with their K/V. Argument: docs/exactness.md; tests: tests/exactness/.
 #pragma once
 
+#include <optional>
 #include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/types/span.h"
+#include "engine/pass_reselect.h"
+#include "engine/scorers.h"
 #include "engine/sequence.h"
 #include "model/forward.h"
 
@@ -23,25 +26,36 @@ class Verifier {
   // Checks sequence->drafted of each sequence as its continuation, appends what holds (and one
   // correction or bonus token) to sequence->tokens, and keeps the K/V of it in full and draft KV.
   // An empty draft is one plain decode step. Clears sequence->drafted.
-  // ERRORS: kResourceExhausted (no memory for K/V): nothing has changed for that sequence, which
-  //         fails alone. A bad row that would be emitted fails its sequence.
+  // ERRORS: kResourceExhausted (no memory for K/V), or a tier that did not deliver: nothing has
+  //         changed for that sequence, which fails alone. A bad row that would be emitted fails its
+  //         sequence.
   // SOURCE: arXiv 2605.17613; greedy case of arXiv 2211.17192 with one model on both sides.
   void Verify(absl::Span<Sequence* const> sequences);
 
+  // The same in a pass shared with other work: Plan() appends one row group a sequence to `batch`
+  // (none for one that fails at once), the caller runs the pass, Settle() takes its rows from
+  // hidden row `first_hidden` on.
+  // Returns the rows planned. REQUIRES: they fit in one pass.
+  int64_t Plan(absl::Span<Sequence* const> sequences, std::vector<RowGroup>* batch);
+  void Settle(const HiddenRows& hidden, int64_t first_hidden);
+
  private:
-  struct Plan {
+  struct Task {
     Sequence* sequence = nullptr;
     std::vector<TokenId> tokens;  // the pending token, then the drafted ones
-    int64_t first_hidden = 0;     // index of row 0 in HiddenRows
+    int64_t first_row = 0;        // of its rows among all planned ones
     AcceptWalk walk;
     bool wants_row = false;
+    bool keeps_choice = false;  // the draft KV gets the new rows and is not chosen anew
+    std::optional<PassReselector> reselector;  // where K/V are spilled
+    ObserverList observers;
   };
   void VerifyPass(absl::Span<Sequence* const> sequences);
-  absl::Span<Plan> MakePlans(absl::Span<Sequence* const> sequences);
-  void Accept(absl::Span<Plan> plans);
-  bool TakeRow(Plan* plan, const float* logits);
-  void Commit(Plan* plan);
-  void CommitDraft(Sequence* sequence, int64_t pos_begin, int64_t pos_end);
+  void Accept(const HiddenRows& hidden, int64_t first_hidden);
+  bool TakeRow(Task* task, const float* logits);
+  void Observe(Task* task, RowGroup* group);
+  void Commit(Task* task);
+  absl::Status CommitDraft(const Task& task, int64_t pos_begin, int64_t pos_end);
 
   const Model* model_;
   Forward* forward_;
@@ -49,9 +63,10 @@ class Verifier {
   // Scratch, kept because a steady step allocates nothing.
   std::vector<float> logits_;
   HiddenRows hidden_;
-  std::vector<Plan> plans_;  // those of the current pass, then old ones with memory to reuse
+  std::vector<Task> tasks_;  // the first num_tasks_, then old ones with memory to reuse
+  size_t num_tasks_ = 0;
   std::vector<RowGroup> batch_;
-  std::vector<std::pair<Plan*, int64_t>> spans_;  // plan, its rows of this turn of logits
+  std::vector<std::pair<Task*, int64_t>> spans_;  // task, its rows of this turn of logits
   std::vector<const float*> rows_;                // of this turn
   std::vector<TokenId> history_;
 };

@@ -1,0 +1,313 @@
+// Completions by the request loop: one of them, or many in shared passes.
+#include "vericache/batch.h"
+
+#include <algorithm>
+#include <iterator>
+#include <utility>
+
+#include "api/answer_stream.h"
+#include "api/engine_impl.h"
+#include "api/request_loop.h"
+#include "base/status_macros.h"
+
+namespace vericache {
+namespace {
+
+// What a completion's K/V took under a budget.
+class MemoryWatch {
+ public:
+  MemoryWatch(KvTier* tier, const Sequence& s) : tier_(tier), before_(s.full.stream_totals()) {}
+  void Sample(const Sequence& s) {
+    if (tier_ == nullptr) return;
+    const size_t blocks = tier_->pool().num_used() * s.full.block_bytes();
+    const size_t staging = tier_->staging().num_used_max() * tier_->staging().slot_bytes();
+    size_t draft = s.draft.has_value() ? s.draft->num_bytes() : 0;
+    if (s.small != nullptr) draft += s.small->full.num_blocks() * s.small->full.block_bytes();
+    peak_ = std::max(peak_, blocks + staging + draft);
+  }
+  // From here on reads count as those of decoding.
+  void StartDecoding(const Sequence& s) { before_ = s.full.stream_totals(); }
+  KvMemoryStats Finish(const Sequence& s) const {
+    KvMemoryStats stats;
+    if (tier_ == nullptr || !s.memory.has_value()) return stats;
+    stats.budget_bytes = s.memory->budget + s.small_bytes;
+    stats.planned_bytes = s.memory->decode_bytes() + s.small_bytes;
+    stats.peak_bytes = peak_;
+    stats.staging_bytes = s.memory->staging_bytes;
+    stats.hot_bytes = s.memory->hot_blocks * s.memory->block_bytes;
+    stats.spilled_bytes = s.full.num_cold_blocks() * s.full.block_bytes();
+    const StreamTotals& now = s.full.stream_totals();
+    stats.streamed_bytes = now.bytes - before_.bytes;
+    stats.stream_s = static_cast<double>(now.transfer_ns - before_.transfer_ns) * 1e-9;
+    stats.stream_wait_s = static_cast<double>(now.wait_ns - before_.wait_ns) * 1e-9;
+    return stats;
+  }
+
+ private:
+  KvTier* tier_;
+  StreamTotals before_;
+  size_t peak_ = 0;
+};
+
+void Describe(const DraftChoice* choice, DraftChoiceStats* stats) {
+  if (choice == nullptr) return;
+  stats->mode = DraftModeName(choice->mode);
+  stats->reason = ChoiceReasonName(choice->reason);
+  stats->draft_len = choice->draft_len;
+  stats->agreement = choice->agreement;
+  stats->expected_emitted = choice->expected_emitted;
+  stats->tokens_per_s = choice->tokens_per_s;
+  stats->plain_tokens_per_s = choice->plain_tokens_per_s;
+  stats->draft_token_s = choice->draft_token_s;
+  stats->verify_s = choice->verify_s;
+  stats->row_s = choice->row_s;
+  stats->fetch_s = choice->fetch_s;
+}
+
+void CountRounds(const Sequence& s, DraftChoiceStats* stats) {
+  for (const RoundStats& round : s.rounds) {
+    ++(round.drafted > 0 ? stats->drafted_rounds : stats->plain_rounds);
+    auto at = std::find_if(stats->modes.begin(), stats->modes.end(),
+                           [&](const ModeStats& m) { return m.mode == round.mode; });
+    if (at == stats->modes.end()) {
+      stats->modes.emplace_back().mode = round.mode;
+      at = std::prev(stats->modes.end());
+    }
+    ++at->rounds;
+    at->drafted += round.drafted;
+    at->accepted += round.accepted;
+    at->emitted += round.emitted;
+    at->draft_s += static_cast<double>(round.draft_ns) * 1e-9;
+    at->verify_s += static_cast<double>(round.verify_ns) * 1e-9;
+  }
+}
+
+absl::Status EndStatus(const Sequence& s) {
+  return s.finish == FinishReason::kError ? s.error : absl::OkStatus();
+}
+
+}  // namespace
+
+LoopParts Engine::Impl::MakeLoopParts() const {
+  return {model.get(), forward.get(), pool.get(), tier.get(), small.get()};
+}
+
+absl::StatusOr<Completion> Engine::Generate(const Request& request, Session* session,
+                                            const Callbacks& callbacks) {
+  Impl& impl = *impl_;
+  VC_ASSIGN_OR_RETURN(std::unique_ptr<Sequence> s, impl.MakeSequence(request, session));
+  const int64_t lent = s->full.num_tokens();
+  impl.UsePrefix(request, s.get());
+  const int64_t cached = s->full.num_tokens();
+  VC_RETURN_IF_ERROR(impl.ShrinkSession(*s, session));
+  LoopOptions options;
+  options.planned_memory = true;
+  options.max_pass_rows = impl.MakePrefillOptions(callbacks, s.get()).chunk_rows;
+  if (s->memory.has_value()) options.staging_bytes = s->memory->staging_bytes;
+  RequestLoop loop(impl.MakeLoopParts(), options);
+  AnswerStream stream(*impl.tokenizer, callbacks);
+  stream.Watch(s.get());
+  MemoryWatch memory(impl.tier.get(), *s);
+  std::unique_ptr<Sequence> ended;
+  RequestTimes times;
+  DraftChoiceStats choice;
+  bool decoding = false;
+  LoopHooks hooks;
+  hooks.on_prefill = callbacks.on_prefill;
+  RequestId id = 0;
+  hooks.on_step = [&](const Sequence& sequence) {
+    memory.Sample(sequence);
+    Describe(loop.LastChoice(id), &choice);
+    if (!decoding && sequence.num_emitted() > 0) {
+      memory.StartDecoding(sequence);
+      impl.KeepPrefix(request, sequence, cached);
+      decoding = true;
+    }
+    return stream.Push(sequence);
+  };
+  hooks.on_end = [&](std::unique_ptr<Sequence> sequence, const RequestTimes& t) {
+    ended = std::move(sequence);
+    times = t;
+  };
+  VC_ASSIGN_OR_RETURN(id, loop.Add(std::move(s), impl.DraftSizesOf(request), std::move(hooks)));
+  while (loop.Step()) {
+  }
+  memory.Sample(*ended);
+  // Rows computed before a user gave up hold all the same: the next try goes on from them.
+  if (absl::IsCancelled(ended->error)) {
+    ended->finish = FinishReason::kNone;
+    impl.KeepPrefix(request, *ended, cached);
+    return ended->error;
+  }
+  VC_RETURN_IF_ERROR(EndStatus(*ended));
+  stream.Push(*ended);
+  Completion completion = impl.Finish(*ended, cached, times.prefill_s);
+  completion.stats.memory = memory.Finish(*ended);
+  completion.stats.times = times;
+  CountRounds(*ended, &choice);
+  completion.stats.choice = choice;
+  impl.KeepPrefix(request, *ended, decoding ? ended->num_prompt : cached);
+  impl.Store(ended.get(), lent, session);
+  return completion;
+}
+
+// One call of GenerateBatch.
+class BatchRun {
+ public:
+  BatchRun(Engine::Impl* impl, absl::Span<const Request> requests, const BatchOptions& options);
+  void Run();
+  std::vector<absl::StatusOr<Completion>> TakeResults() { return std::move(results_); }
+  RequestLoop& loop() { return *loop_; }
+
+ private:
+  enum class Phase : uint8_t { kWaiting, kPrompt, kAnswer, kEnded };
+  // Adds those that need not wait for another's prompt.
+  void AddReady();
+  bool SharesUnfinishedPrompt(size_t idx) const;
+  void Add(size_t idx);
+  bool OnStep(size_t idx, int64_t cached, const Sequence& s);
+  void OnEnd(size_t idx, int64_t cached, const Sequence& s, const RequestTimes& times);
+  // A result that is not a stopped batch's.
+  void Tell(size_t idx) {
+    if (options_.on_finished && !options_.on_finished(idx, results_[idx])) more_ = false;
+  }
+
+  Engine::Impl* impl_;
+  const absl::Span<const Request> requests_;
+  const BatchOptions& options_;
+  std::vector<absl::StatusOr<std::unique_ptr<Sequence>>> sequences_;
+  std::vector<absl::StatusOr<Completion>> results_;
+  std::vector<std::vector<TokenId>> prompts_;
+  std::vector<Phase> phases_;
+  std::vector<RequestId> ids_;  // 0: not in the loop yet, or never
+  std::vector<DraftChoiceStats> choices_;
+  std::unique_ptr<RequestLoop> loop_;
+  bool more_ = true;
+  bool changed_ = true;  // a phase, since requests were added last
+};
+
+BatchRun::BatchRun(Engine::Impl* impl, absl::Span<const Request> requests,
+                   const BatchOptions& options)
+    : impl_(impl),
+      requests_(requests),
+      options_(options),
+      results_(requests.size(), absl::CancelledError("stopped before its end")),
+      prompts_(requests.size()),
+      phases_(requests.size(), Phase::kWaiting),
+      ids_(requests.size()),
+      choices_(requests.size()) {
+  for (size_t i = 0; i < requests.size(); ++i) {
+    sequences_.push_back(impl_->MakeSequence(requests[i], nullptr));
+    if (sequences_[i].ok()) prompts_[i] = (*sequences_[i])->tokens;
+  }
+  LoopOptions loop = impl_->MakeBatchLoopOptions(sequences_);
+  loop.stagger = options.lock_step ? StaggerPolicy::kLockStep : StaggerPolicy::kStaggered;
+  loop.timeline = options.timeline;
+  loop.max_running = options.max_running;
+  loop_ = std::make_unique<RequestLoop>(impl_->MakeLoopParts(), loop);
+}
+
+// Where there is a prefix cache, who begins like one whose prompt is being computed waits for it:
+// the rows are computed once.
+bool BatchRun::SharesUnfinishedPrompt(size_t idx) const {
+  if (impl_->prefixes == nullptr || !requests_[idx].use_prefix_cache) return false;
+  for (size_t i = 0; i < idx; ++i) {
+    if (phases_[i] != Phase::kPrompt && phases_[i] != Phase::kWaiting) continue;
+    if (!requests_[i].use_prefix_cache || requests_[i].prefix_salt != requests_[idx].prefix_salt)
+      continue;
+    const auto [here, there] = std::mismatch(prompts_[i].begin(), prompts_[i].end(),
+                                             prompts_[idx].begin(), prompts_[idx].end());
+    if (here - prompts_[i].begin() >= kBlockTokens) return true;
+  }
+  return false;
+}
+
+void BatchRun::AddReady() {
+  if (!changed_) return;  // nobody's prompt has ended since
+  changed_ = false;
+  for (size_t i = 0; i < requests_.size(); ++i)
+    if (phases_[i] == Phase::kWaiting && more_ && !SharesUnfinishedPrompt(i)) Add(i);
+}
+
+void BatchRun::Add(size_t idx) {
+  phases_[idx] = Phase::kEnded;
+  if (!sequences_[idx].ok()) {
+    results_[idx] = sequences_[idx].status();
+    Tell(idx);
+    return;
+  }
+  std::unique_ptr<Sequence> s = *std::move(sequences_[idx]);
+  impl_->UsePrefix(requests_[idx], s.get());
+  const int64_t cached = s->full.num_tokens();
+  LoopHooks hooks;
+  hooks.index = static_cast<int64_t>(idx);
+  hooks.on_prefill = [this](int64_t, int64_t) { return more_; };
+  hooks.on_step = [this, idx, cached](const Sequence& s) { return OnStep(idx, cached, s); };
+  hooks.on_end = [this, idx, cached](std::unique_ptr<Sequence> s, const RequestTimes& times) {
+    OnEnd(idx, cached, *s, times);
+  };
+  const absl::StatusOr<RequestId> id =
+      loop_->Add(std::move(s), impl_->DraftSizesOf(requests_[idx]), std::move(hooks),
+                 requests_[idx].priority, options_.max_burst_s);
+  if (id.ok()) {
+    phases_[idx] = Phase::kPrompt;
+    ids_[idx] = *id;
+  } else {
+    results_[idx] = id.status();
+    Tell(idx);
+  }
+}
+
+bool BatchRun::OnStep(size_t idx, int64_t cached, const Sequence& s) {
+  if (phases_[idx] == Phase::kPrompt && s.num_emitted() > 0) {
+    phases_[idx] = Phase::kAnswer;
+    changed_ = true;
+    impl_->KeepPrefix(requests_[idx], s, cached);
+  }
+  Describe(loop_->LastChoice(ids_[idx]), &choices_[idx]);
+  return more_;
+}
+
+void BatchRun::OnEnd(size_t idx, int64_t cached, const Sequence& s, const RequestTimes& times) {
+  if (!EndStatus(s).ok()) {
+    results_[idx] = EndStatus(s);
+  } else if (s.done()) {
+    impl_->KeepPrefix(requests_[idx], s, phases_[idx] == Phase::kAnswer ? s.num_prompt : cached);
+    results_[idx] = impl_->Finish(s, cached, times.prefill_s);
+    results_[idx]->stats.times = times;
+    CountRounds(s, &choices_[idx]);
+    results_[idx]->stats.choice = choices_[idx];
+  }
+  phases_[idx] = Phase::kEnded;
+  changed_ = true;
+  if (!absl::IsCancelled(results_[idx].status())) Tell(idx);
+}
+
+void BatchRun::Run() {
+  for (AddReady(); loop_->Step(); AddReady()) {
+    if (options_.on_progress && !options_.on_progress(loop_->report().num_emitted)) more_ = false;
+    if (more_) continue;
+    for (const RequestId id : ids_)  // those that wait, too
+      if (id > 0) loop_->Cancel(id);
+  }
+}
+
+std::vector<absl::StatusOr<Completion>> Engine::GenerateBatch(absl::Span<const Request> requests,
+                                                              const BatchOptions& options,
+                                                              BatchReport* report) {
+  const double start = NowSeconds();
+  BatchRun run(impl_.get(), requests, options);
+  run.Run();
+  if (report != nullptr) {
+    *report = run.loop().report();
+    report->seconds = NowSeconds() - start;
+    report->timeline = run.loop().TakeTimeline();
+  }
+  return run.TakeResults();
+}
+
+std::vector<absl::StatusOr<Completion>> Engine::GenerateBatch(absl::Span<const Request> requests) {
+  return GenerateBatch(requests, BatchOptions(), nullptr);
+}
+
+}  // namespace vericache

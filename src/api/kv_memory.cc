@@ -1,0 +1,164 @@
+// The KV budget of an engine: makes the tier, fits requests into it.
+#include <algorithm>
+#include <cmath>
+
+#include "absl/strings/str_format.h"
+#include "api/engine_impl.h"
+#include "base/status_macros.h"
+#include "base/text.h"
+#include "base/types.h"
+#include "kv/memory_plan.h"
+
+namespace vericache {
+namespace {
+
+// A folder that outlives reboots is meant for large files; /tmp is often memory.
+constexpr char kDefaultSpillFolder[] = "/var/tmp";
+// Smaller draft KVs are tried down to this share of the tokens.
+constexpr double kLeastFraction = 0.05;
+constexpr double kFractionStep = 0.85;
+// Of a batch's budget, what one request's open blocks may take; rows of its passes at least.
+constexpr int64_t kOpenShare = 16;
+constexpr int64_t kLeastPassRows = 128;
+
+// Bytes of the draft KV at its largest: the layout's, room for growth, and f16 tails.
+size_t DraftBytes(const KvShape& shape, const DraftSpec& spec, int64_t num_tokens,
+                  int64_t draft_rows) {
+  if (!spec.enabled) return 0;
+  size_t bytes = 0;
+  KvShape one = shape;
+  one.num_layers = 1;
+  int64_t tail = 0;
+  for (int layer = 0; layer < shape.num_layers; ++layer) {
+    DraftSpec of_layer = spec;
+    of_layer.fraction = spec.FractionOf(layer);
+    const int64_t kept = KeptCount(of_layer, num_tokens, AlwaysKept(spec));
+    const DraftCodec codec = spec.CodecOf(layer);
+    bytes += DraftKv::LayoutBytes(one, codec, kept);
+    tail = std::max<int64_t>(tail, codec.tail_keys);
+  }
+  return bytes + bytes / 16 + shape.bytes_per_token() * (draft_rows + kDraftGroup + tail);
+}
+
+}  // namespace
+
+absl::Status Engine::Impl::OpenTier() {
+  const EngineOptions& o = options;
+  if (o.kv_memory == 0) return absl::OkStatus();
+  KvTierOptions tier_options;
+  tier_options.folder = o.kv_dir.empty() ? kDefaultSpillFolder : o.kv_dir;
+  tier_options.max_tokens = info.context_length + kMaxDraftLen;
+  tier_options.staging_bytes = o.kv_memory;  // taken as it is used: plans bound it
+  tier_options.bytes_per_second = static_cast<int64_t>(o.kv_read_limit);
+  const KvShape& shape = model->config.kv_shape();
+  const size_t block = shape.layer_block_values() * shape.num_layers * sizeof(uint16_t);
+  if (o.kv_memory < 2 * block + kStagingSlotBlocks * KvPartBytes(shape))
+    return absl::InvalidArgumentError(
+        StrCat("a KV budget of ", BytesText(o.kv_memory), " holds not even two blocks of ",
+               BytesText(block), " and one slot of staging: give --kv-memory ",
+               BytesText(4 * block + kStagingSlotBlocks * KvPartBytes(shape)), " or more"));
+  VC_ASSIGN_OR_RETURN(tier, KvTier::Create(shape, tier_options));
+  return absl::OkStatus();
+}
+
+absl::StatusOr<MemoryPlan> Engine::Impl::FitMemory(size_t budget, int64_t num_tokens,
+                                                   int64_t draft_rows, DraftSpec* spec) const {
+  MemoryNeeds needs;
+  needs.shape = model->config.kv_shape();
+  needs.num_tokens = num_tokens;
+  needs.prefill_rows = std::clamp<int64_t>(options.prefill_chunk, 1, kMaxPassRows);
+  needs.draft_rows = draft_rows;
+  for (;;) {
+    needs.draft_bytes = DraftBytes(needs.shape, *spec, num_tokens, draft_rows);
+    absl::StatusOr<MemoryPlan> plan = PlanMemory(budget, needs);
+    if (plan.ok() || !spec->enabled) return plan;
+    const bool shrinks = spec->fraction < 1.0 && spec->fraction * kFractionStep >= kLeastFraction &&
+                         spec->floor == 0 && spec->selector != SelectorKind::kQuest;
+    if (shrinks) {
+      spec->fraction = std::floor(spec->fraction * kFractionStep * 1000) / 1000;
+    } else {
+      spec->enabled = false;  // plain decoding over what is spilled
+    }
+  }
+}
+
+absl::Status Engine::Impl::PlanSequence(Sequence* s) {
+  if (tier == nullptr) return absl::OkStatus();
+  const std::string asked = s->spec.ToString();
+  if (s->small_bytes > static_cast<int64_t>(options.kv_memory / 2)) {
+    Tell(StrCat("the draft model proposes nothing: its K/V of ", BytesText(s->small_bytes),
+                " would take more than half of --kv-memory ", BytesText(options.kv_memory)));
+    s->small_bytes = 0;
+  }
+  // The longest a pass over it can be: prompt, answer, and a draft that goes beyond both.
+  VC_ASSIGN_OR_RETURN(s->memory, FitMemory(options.kv_memory - s->small_bytes,
+                                           s->num_prompt + s->max_tokens + s->draft_length.max(),
+                                           s->draft_length.max(), &s->spec));
+  const std::string fitted = s->spec.ToString();
+  if (fitted != asked)
+    Tell(s->spec.enabled
+             ? StrCat("draft ", fitted, " instead of ", asked, ": a larger one does not fit into ",
+                      BytesText(options.kv_memory), " beside the staging of the full KV")
+             : StrCat("no draft KV: ", asked, " does not fit into ", BytesText(options.kv_memory),
+                      "; every token reads the full KV"));
+  ApplyPlan(s);
+  VC_RETURN_IF_ERROR(s->full.Spill());
+  return s->full.Warm();
+}
+
+void Engine::Impl::ApplyPlan(Sequence* s) const {
+  if (tier == nullptr || !s->memory.has_value()) return;
+  s->full.set_hot_blocks(s->memory->hot_blocks);
+  s->full.set_fetch_slots(s->memory->staging_bytes / tier->staging().slot_bytes());
+}
+
+DraftSizes Engine::Impl::DraftSizesOf(const Request& request) const {
+  const absl::StatusOr<DraftSpec> spec = ParseDraftSpec(request.draft);
+  if (!spec.ok()) return {};
+  const uint32_t modes = DraftModesOf(request, spec->enabled).value_or(0);
+  if (!spec->enabled) return {0, 0, modes};
+  // A share of the tokens, or all: the same for each token but for the few that are always kept.
+  constexpr int64_t kManyTokens = 8192;
+  const KvShape& shape = model->config.kv_shape();
+  return {CeilDiv(static_cast<int64_t>(DraftBytes(shape, *spec, kManyTokens, 0)), kManyTokens),
+          static_cast<int64_t>(DraftBytes(shape, *spec, kBlockTokens, 0)), modes};
+}
+
+LoopOptions Engine::Impl::MakeBatchLoopOptions(
+    const std::vector<absl::StatusOr<std::unique_ptr<Sequence>>>& sequences) const {
+  LoopOptions loop;
+  loop.max_pass_rows = std::clamp<int64_t>(options.prefill_chunk, 1, kMaxPassRows);
+  if (tier == nullptr) return loop;
+  loop.kv_memory = options.kv_memory;
+  if (options.kv_read_limit > 0) loop.link_bytes_per_s = static_cast<double>(options.kv_read_limit);
+  // Room for a chunk's open blocks is kept for every request: a small budget takes small chunks.
+  const int64_t block_bytes = static_cast<int64_t>(tier->pool().block_bytes());
+  const int64_t blocks = static_cast<int64_t>(options.kv_memory) / kOpenShare / block_bytes;
+  loop.max_pass_rows =
+      std::min(loop.max_pass_rows, std::max(kLeastPassRows, blocks * kBlockTokens));
+  // Staging for four layers of the longest, or a third of the budget where that is less.
+  const size_t slot = tier->staging().slot_bytes();
+  size_t layer = 0;
+  for (const auto& s : sequences) {
+    if (!s.ok()) continue;
+    const int64_t longest = (*s)->num_prompt + (*s)->max_tokens + (*s)->draft_length.max();
+    const size_t slots = CeilDiv(CeilDiv(longest, kBlockTokens), kStagingSlotBlocks);
+    // One that cannot be served must not take the others' memory; the scheduler refuses it.
+    if (2 * slots * slot > options.kv_memory / 4 * 3) continue;
+    layer = std::max(layer, slots);
+  }
+  loop.rebuild_bytes = std::min<size_t>(options.kv_memory / 4, layer * slot);
+  const size_t slots = std::max(layer, std::min(4 * layer, options.kv_memory / 3 / slot));
+  loop.staging_bytes = std::min<size_t>(options.kv_memory - loop.rebuild_bytes, slots * slot);
+  return loop;
+}
+
+absl::Status Engine::Impl::ShrinkSession(const Sequence& s, Session* session) {
+  if (tier == nullptr || session == nullptr || !s.memory.has_value()) return absl::OkStatus();
+  // Two drafts of one conversation would not fit; the answer brings a new one.
+  session->state_->draft.reset();
+  session->state_->full.set_hot_blocks(s.memory->hot_blocks);
+  return session->state_->full.Spill();
+}
+
+}  // namespace vericache

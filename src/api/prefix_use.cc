@@ -1,0 +1,130 @@
+// The engine's side of the prefix cache: opening it, beginning sequences with it, adding to it.
+#include <cstring>
+#include <utility>
+
+#include "api/engine_impl.h"
+#include "base/hash.h"
+#include "base/status_macros.h"
+#include "base/text.h"
+#include "engine/logits_chain.h"
+#include "engine/scorers.h"
+#include "storage/file_blob_store.h"
+
+namespace vericache {
+namespace {
+
+// All its bits, so that no two settings look alike.
+std::string BitsOf(double value) {
+  uint64_t bits = 0;
+  std::memcpy(&bits, &value, sizeof(bits));
+  return StrCat(absl::Hex(bits));
+}
+
+// Every setting that turns positions into angles; rope factors are in the model file.
+std::string RopeText(const ModelConfig& c) {
+  return StrCat("pairs=", static_cast<int>(c.rope_pairs), " dim=", c.rotary_dim,
+                " theta=", BitsOf(c.rope_theta), " scale=", BitsOf(c.rope_scale));
+}
+
+}  // namespace
+
+absl::Status Engine::Impl::OpenPrefixCache(const FileIdentity& loaded) {
+  if (options.prefix_store.empty() && options.prefix_memory_bytes == 0) return absl::OkStatus();
+  if (options.prefix_store_mode != "rw" && options.prefix_store_mode != "ro")
+    return absl::InvalidArgumentError(
+        StrCat("prefix store mode is '", options.prefix_store_mode, "', expected rw or ro"));
+  PrefixCacheOptions cache;
+  cache.memory_bytes = options.prefix_memory_bytes;
+  cache.store_read_only = options.prefix_store_mode == "ro";
+  cache.digest_bits = options.prefix_digest_bits_for_tests;
+  if (!options.prefix_store.empty()) {
+    FileBlobStoreOptions files;
+    files.read_only = cache.store_read_only;
+    files.max_bytes = options.prefix_store_bytes;
+    VC_ASSIGN_OR_RETURN(cache.store, FileBlobStore::Open(options.prefix_store, files));
+    if (digest.empty()) {
+      VC_ASSIGN_OR_RETURN(
+          digest, RememberedModelDigest(
+                      options.model_path, options.prefix_store,
+                      cache.store_read_only ? DigestNotes::kReadOnly : DigestNotes::kReadWrite));
+    }
+    VC_ASSIGN_OR_RETURN(model_identity, IdentityOfFile(options.model_path));
+    if (!(model_identity == loaded))
+      return absl::DataLossError(
+          StrCat(options.model_path, " was changed while it was loaded; start again"));
+  }
+  cache.identity.model_digest = digest;
+  cache.identity.tokenizer_digest = tokenizer->digest();
+  cache.identity.rope = RopeText(model->config);
+  cache.identity.kv_format = KvFormatText(model->config.kv_shape());
+  cache.identity.contract = kContractId;
+  prefixes = std::make_unique<PrefixCache>(std::move(cache), model->config.kv_shape(),
+                                           model->kernels, [this] { return NewFullKv(); });
+  return absl::OkStatus();
+}
+
+// A model file that was written to in the meantime may answer by other weights than its digest
+// says.
+bool Engine::Impl::PrefixesHold() {
+  if (prefixes == nullptr || options.prefix_store.empty()) return prefixes != nullptr;
+  const absl::StatusOr<FileIdentity> now = IdentityOfFile(options.model_path);
+  if (now.ok() && *now == model_identity) return true;
+  Tell("the model file has changed since it was loaded: the prefix store is not used any more");
+  return false;
+}
+
+void Engine::Impl::UsePrefix(const Request& request, Sequence* s) {
+  if (!request.use_prefix_cache || !PrefixesHold()) return;
+  PrefixHit hit = prefixes->Find(s->tokens, request.prefix_salt, s->spec, s->full.num_tokens());
+  if (hit.full.has_value()) {
+    s->full = std::move(*hit.full);
+    ApplyPlan(s);
+    s->draft.reset();
+    if (hit.draft.has_value()) s->draft.emplace(std::move(*hit.draft));
+  }
+  if (hit.scores != nullptr && !HasScores(*s)) SetScores(s, std::move(hit.scores));
+}
+
+void Engine::Impl::KeepPrefix(const Request& request, const Sequence& s, int64_t known_tokens) {
+  const int64_t num_tokens = s.full.num_tokens();
+  if (!request.use_prefix_cache || s.finish == FinishReason::kError || num_tokens <= known_tokens ||
+      !PrefixesHold())
+    return;
+  // The draft of the prompt alone: that of an answer is chosen by the answer's queries.
+  const bool is_prompt = num_tokens == s.num_prompt;
+  const bool has_draft = s.draft.has_value() && s.draft->num_tokens() == num_tokens;
+  PrefixCache::Finding finding = {absl::MakeConstSpan(s.tokens).first(num_tokens), s.full,
+                                  request.prefix_salt, s.spec};
+  finding.draft = is_prompt && has_draft ? &*s.draft : nullptr;
+  finding.scores = s.scores;
+  finding.known_tokens = known_tokens;
+  prefixes->Add(finding);
+}
+
+PrefixCacheStats Engine::prefix_stats() const {
+  PrefixCacheStats stats;
+  if (impl_->prefixes == nullptr) return stats;
+  const PrefixStats from = impl_->prefixes->Stats();
+  stats.lookups = from.lookups;
+  stats.memory_hits = from.memory_hits;
+  stats.store_hits = from.store_hits;
+  stats.misses = from.lookups - from.memory_hits - from.store_hits;
+  stats.prompt_tokens = from.looked_up_tokens;
+  stats.found_tokens = from.found_tokens;
+  stats.damaged = from.store.damaged;
+  stats.evicted = from.store.evicted + from.memory_evicted;
+  stats.failed_writes = from.store.failed_puts + from.skipped_records;
+  stats.bad_sequences = from.bad_sequences;
+  stats.memory_bytes = from.memory_bytes;
+  stats.store_bytes = from.store.num_bytes;
+  stats.store_blobs = from.store.num_blobs;
+  stats.read_bytes = from.store.read_bytes;
+  stats.written_bytes = from.store.written_bytes;
+  return stats;
+}
+
+void Engine::WaitForPrefixWrites() {
+  if (impl_->prefixes != nullptr) impl_->prefixes->WaitForWrites();
+}
+
+}  // namespace vericache

@@ -1,0 +1,124 @@
+// Runs many requests at once: asks the scheduler for a step, executes it, reports back.
+//
+//   RequestLoop loop(parts, options);
+//   loop.Add(...);             // any number, at any time between steps
+//   while (loop.Step()) {}     // finished requests are handed to their callbacks
+//
+// The one place between what is decided (scheduler/, plain data) and what is computed (engine/).
+// THREADS: none; one owner calls.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "api/proposals.h"
+#include "base/thread_pool.h"
+#include "engine/prefill.h"
+#include "engine/prompt_job.h"
+#include "engine/sequence.h"
+#include "engine/step.h"
+#include "kv/kv_tier.h"
+#include "scheduler/scheduler.h"
+#include "vericache/batch.h"
+#include "vericache/stats.h"
+
+namespace vericache {
+
+struct LoopParts {
+  const Model* model = nullptr;
+  Forward* forward = nullptr;
+  ThreadPool* pool = nullptr;
+  KvTier* tier = nullptr;          // null: all K/V in RAM, without a limit
+  ModelProposer* small = nullptr;  // null: no model proposes
+};
+
+// What the scheduler must know of a sequence's drafts.
+struct DraftSizes {
+  int64_t bytes_per_token = 0;  // of its draft KV at its largest, tails apart; 0: no draft KV
+  int64_t fixed_bytes = 0;      // whatever its length: window, tails
+  // Modes it may draft in, by ModeBit(); 0: plain, and the draft KV if its spec has one. Those that
+  // need what it lacks (a draft KV, Sequence::small_bytes) are left out.
+  uint32_t modes = 0;
+};
+
+struct LoopOptions {
+  StaggerPolicy stagger = StaggerPolicy::kStaggered;
+  size_t kv_memory = 0;      // 0: without a limit
+  size_t staging_bytes = 0;  // of it, for all requests together
+  size_t rebuild_bytes = 0;  // of it, kept free: a draft KV is made from one layer at a time
+  int max_running = 64;
+  // Each sequence has its own plan of hot blocks and staging (Sequence::memory); the scheduler
+  // leaves memory alone. Otherwise it shares kv_memory out.
+  bool planned_memory = false;
+  int64_t max_pass_rows = 512;
+  double link_bytes_per_s = 0;  // first guess; 0: the scheduler's
+  bool timeline = false;        // keep TimelineEvents
+};
+
+// What happens to one request. All may be empty.
+struct LoopHooks {
+  int64_t index = 0;  // TimelineEvent::request
+  // After each step that gave it tokens or drafted some. False: cancel it.
+  std::function<bool(const Sequence&)> on_step;
+  // Prompt rows done and in all. False: cancel it.
+  std::function<bool(int64_t done, int64_t total)> on_prefill;
+  // Exactly once, whatever became of it; the sequence's finish and error say what.
+  std::function<void(std::unique_ptr<Sequence>, const RequestTimes&)> on_end;
+};
+
+class RequestLoop {
+ public:
+  RequestLoop(const LoopParts& parts, const LoopOptions& options);
+  ~RequestLoop();
+
+  // Takes a sequence that has nothing computed but what a session or a cache gave it.
+  // ERRORS: kResourceExhausted: it can never fit, with numbers; hooks.on_end is not called.
+  absl::StatusOr<RequestId> Add(std::unique_ptr<Sequence> sequence, const DraftSizes& sizes,
+                                LoopHooks hooks, int priority = 0, double max_burst_s = 0);
+  // Takes effect with the next step.
+  void Cancel(RequestId id);
+  // One pass. False: there is nothing to do.
+  bool Step();
+
+  SchedulerUsage usage() const { return scheduler_.usage(); }
+  const DraftChoice* LastChoice(RequestId id) const { return scheduler_.LastChoice(id); }
+  // All but `seconds` and on_... of it is kept here.
+  const BatchReport& report() const { return report_; }
+  std::vector<TimelineEvent> TakeTimeline() { return std::move(timeline_); }
+
+ private:
+  struct Running;
+  double Now() const;
+  Running& At(RequestId id) { return *running_.at(id); }
+  void Apply(const StepPlan& plan);
+  void Admit(const Admission& admission);
+  void Preempt(const Preemption& preemption);
+  void PlanItems(const StepPlan& plan);
+  void Propose(const StepPlan& plan);
+  void CatchUp(const StepPlan& plan);
+  void TakeDraft(const StepItem& item, double pass_s, Running* running, WorkResult* result);
+  WorkResult ResultOf(const Work& work, const StepItem& item, double pass_s);
+  void End(RequestId id);
+  void Record(const StepPlan& plan, double begin_s, double end_s);
+
+  const LoopParts parts_;
+  const LoopOptions options_;
+  Scheduler scheduler_;
+  Prefill prefill_;
+  StepRunner runner_;
+  RequestId next_id_ = 1;
+  std::map<RequestId, std::unique_ptr<Running>> running_;
+  std::vector<StepItem> items_;
+  std::vector<ProposalWish> wishes_;
+  std::vector<TimelineEvent> timeline_;
+  double start_s_ = 0;  // on NowSeconds()'s clock
+  BatchReport report_;
+};
+
+}  // namespace vericache

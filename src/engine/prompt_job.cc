@@ -1,0 +1,96 @@
+#include "engine/prompt_job.h"
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "base/check.h"
+#include "base/status_macros.h"
+#include "engine/acceptance.h"
+#include "kv/selectors/selector.h"
+
+namespace vericache {
+
+// The observers that a cold prompt's scores need see the same passes.
+PromptJob::PromptJob(Sequence* sequence, const Model* model, Forward* forward, Prefill* prefill,
+                     ThreadPool* pool, PrefillOptions options)
+    : sequence_(sequence),
+      model_(model),
+      forward_(forward),
+      prefill_(prefill),
+      options_(std::move(options)),
+      resumes_(sequence->num_emitted() > 0),
+      target_(static_cast<int64_t>(sequence->tokens.size()) - (resumes_ ? 1 : 0)) {
+  Sequence& s = *sequence_;
+  VC_CHECK(s.full.num_tokens() < target_);
+  if (const int window = QueryRowsWanted(s.spec); window > 0)
+    s.queries.emplace(model_->config, window, s.spec.reselects() ? s.draft_length.max() : 0);
+  if (s.queries.has_value()) observers_.Add(&*s.queries);
+  wants_scores_ =
+      !HasScores(s) && (!s.draft.has_value() || s.spec.selector == SelectorKind::kVerify);
+  if (!wants_scores_ || s.full.num_tokens() > 0) return;
+  scorer_.emplace(s.spec, model_, s.num_prompt, pool);
+  if (scorer_->observer() != nullptr) observers_.Add(scorer_->observer());
+}
+
+absl::StatusOr<RowGroup> PromptJob::Plan(int64_t num_rows) {
+  Sequence& s = *sequence_;
+  const int64_t begin = s.full.num_tokens();
+  planned_ = std::min(num_rows, rows_left());
+  VC_RETURN_IF_ERROR(s.full.Reserve(planned_));
+  RowGroup group;
+  group.tokens = absl::MakeConstSpan(s.tokens).subspan(begin, planned_);
+  group.first_pos = begin;
+  group.kv = &s.full;
+  group.logits_begin = resumes_ ? planned_ : std::clamp<int64_t>(target_ - 1 - begin, 0, planned_);
+  group.observer = observers_.empty() ? nullptr : &observers_;
+  return group;
+}
+
+absl::Status PromptJob::Settle(const float* hidden) {
+  Sequence& s = *sequence_;
+  VC_RETURN_IF_ERROR(prefill_->CommitChunk(&s, planned_));
+  if (options_.progress && !options_.progress(s.full.num_tokens(), target_))
+    return absl::CancelledError("stopped during prefill");
+  return rows_left() > 0 ? absl::OkStatus() : FinishPrompt(hidden);
+}
+
+absl::Status PromptJob::FinishPrompt(const float* hidden) {
+  Sequence& s = *sequence_;
+  // kvzip's passes over the prompt overwrite the hidden rows of this one.
+  std::vector<float> last;
+  if (!resumes_) last.assign(hidden, hidden + model_->config.hidden_size);
+  if (wants_scores_)
+    VC_RETURN_IF_ERROR(scorer_.has_value() ? prefill_->TakeScores(&s, options_, &*scorer_)
+                                           : prefill_->ScorePrompt(&s, options_));
+  if (s.max_tokens <= 0) {
+    s.finish = FinishReason::kLength;
+  } else if (!resumes_) {
+    EmitFirst(last.data());
+  }
+  // A session's draft must go on standing for all of its rows, even if the answer ends here.
+  if (s.spec.enabled && (!s.done() || s.draft.has_value()))
+    VC_RETURN_IF_ERROR(prefill_->BuildDraft(&s));
+  // Under a budget the draft KV may have to be made again.
+  if (!s.spec.reselects() && !s.memory.has_value()) s.queries.reset();
+  return absl::OkStatus();
+}
+
+void PromptJob::EmitFirst(const float* hidden) {
+  Sequence& s = *sequence_;
+  std::vector<float> logits(model_->config.vocab_size);
+  forward_->LogitsOf({&hidden, 1}, logits.data());
+  const int64_t pos = static_cast<int64_t>(s.tokens.size());
+  const RowChoice choice = s.sampler.Choose(logits.data(), pos, s.tokens, s.num_prompt);
+  if (choice.bad) {
+    s.Fail(NonFiniteLogits(pos));
+    return;
+  }
+  AcceptWalk walk({}, s.max_tokens);
+  walk.Push(choice.id, s.ends_generation(choice.id));
+  s.chain.Push(logits.data(), model_->config.vocab_size);
+  s.tokens.push_back(choice.id);
+  s.finish = walk.finish();
+}
+
+}  // namespace vericache

@@ -1,0 +1,57 @@
+// The prompt of one sequence on its way through passes, a chunk at a time, until its first token.
+// A sequence that lost its K/V in the middle of its answer is brought back in the same way, without
+// a new token.
+//
+//   PromptJob job(&sequence, ...);
+//   while (job.rows_left() > 0) {
+//     group = job.Plan(rows);  ... a pass with it ...;  job.Settle(hidden row, if it has one);
+//   }
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "engine/prefill.h"
+#include "engine/scorers.h"
+#include "engine/sequence.h"
+#include "model/forward.h"
+
+namespace vericache {
+
+class PromptJob {
+ public:
+  // REQUIRES: as Prefill::Run, or tokens have been emitted and the K/V of some are missing.
+  // *sequence and *prefill outlive the job.
+  PromptJob(Sequence* sequence, const Model* model, Forward* forward, Prefill* prefill,
+            ThreadPool* pool, PrefillOptions options);
+
+  int64_t rows_left() const { return target_ - sequence_->full.num_tokens(); }
+  // The next `num_rows` rows, at most rows_left(). The last chunk has one row with logits.
+  // ERRORS: kResourceExhausted: no room for their K/V.
+  absl::StatusOr<RowGroup> Plan(int64_t num_rows);
+  // After the pass. hidden: [hidden_size] of the prompt's last row; null if it was not in the
+  // chunk. Behind the last chunk this makes the scores that the spec needs (kvzip runs passes of
+  // its own), emits the first token and builds the draft KV.
+  // ERRORS: those of Prefill::Run. What was computed before stays valid.
+  absl::Status Settle(const float* hidden);
+
+ private:
+  void EmitFirst(const float* hidden);
+  absl::Status FinishPrompt(const float* hidden);
+
+  Sequence* sequence_;
+  const Model* model_;
+  Forward* forward_;
+  Prefill* prefill_;
+  PrefillOptions options_;
+  const bool resumes_;
+  const int64_t target_;  // rows to have in the end
+  int64_t planned_ = 0;
+  bool wants_scores_ = false;
+  std::optional<PromptScorer> scorer_;
+  ObserverList observers_;
+};
+
+}  // namespace vericache

@@ -1,0 +1,99 @@
+// Prefixes in a BlobStore: one blob a block of full KV, one a draft KV, one a block of scores.
+//
+// Blocks are found and read in order of position, and the first miss ends a prefix. Whatever is
+// missing, damaged or of other tokens is computed again; no error of the store reaches a request.
+// THREADS: reading and Save() may run at the same time.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/types/span.h"
+#include "kernels/kernels.h"
+#include "kv/draft_kv.h"
+#include "kv/draft_spec.h"
+#include "kv/full_kv.h"
+#include "kv/prefix_blob.h"
+#include "kv/prefix_key.h"
+#include "kv/selectors/selector.h"
+#include "storage/blob_store.h"
+
+namespace vericache {
+
+// The values of one block, wherever it lies; null if it cannot be had, then what it is a part of
+// ends before it. `scratch` may hold them.
+const uint16_t* BlockValues(const FullKv& full, int64_t block, std::vector<uint16_t>* scratch);
+
+class StoredPrefixes {
+ public:
+  // new_full: an empty full KV as sequences have it. `store` must outlive *this.
+  StoredPrefixes(BlobStore* store, const KvShape& shape, const KernelTable* kernels,
+                 std::function<FullKv()> new_full)
+      : store_(store), shape_(shape), kernels_(kernels), new_full_(std::move(new_full)) {}
+
+  // A prompt, and the names of its whole blocks.
+  struct Prompt {
+    absl::Span<const TokenId> tokens;
+    PrefixKeyer keyer;
+    std::vector<PrefixKey> chain;  // keyer.Chain(tokens)
+
+    Prompt(absl::Span<const TokenId> ids, const PrefixIdentity& identity, int digest_bits)
+        : tokens(ids), keyer(identity, digest_bits), chain(keyer.Chain(ids)) {}
+    absl::Span<const TokenId> BlockIds(int64_t block) const {
+      return tokens.subspan(block * kBlockTokens, kBlockTokens);
+    }
+    // Of the last block, whole or not, of the first num_tokens >= 1 tokens.
+    absl::Span<const TokenId> LastIds(int64_t num_tokens) const;
+    PrefixKey LastKey(int64_t num_tokens) const;
+  };
+
+  // Whole blocks that the store seems to have from position 0 on.
+  int64_t CountBlocks(const Prompt& prompt) const;
+  // The first `num_blocks` blocks, or as many as are sound. Empty: no memory.
+  FullKv LoadBlocks(const Prompt& prompt, int64_t num_blocks);
+  // The draft KV of the first `num_tokens` tokens.
+  std::optional<DraftKv> LoadDraft(const Prompt& prompt, int64_t num_tokens, const DraftSpec& spec);
+  // Scores of as many blocks from position 0 on as have some; null if none has.
+  std::shared_ptr<const KeyScores> LoadScores(const Prompt& prompt, const DraftSpec& spec);
+
+  // What is to be kept of one sequence. Owns everything: it is written on another thread.
+  struct Record {
+    std::vector<TokenId> tokens;
+    std::vector<PrefixKey> chain;  // of the whole blocks of `full`
+    int64_t num_known_blocks = 0;  // that came from the store or went there before
+    FullKv full;                   // whole blocks only
+    std::string draft;             // DraftKv::AppendTo, or empty
+    BlobKey draft_key{};
+    PrefixKey draft_last;             // of the draft's last block,
+    std::vector<TokenId> draft_ids;   // and its ids
+    std::vector<BlobKey> score_keys;  // [blocks with scores]
+    std::shared_ptr<const KeyScores> scores;
+
+    explicit Record(FullKv kv) : full(std::move(kv)) {}
+  };
+  // Puts what the store lacks, in order of position, and marks all of it as used. What had to be
+  // computed although the store has a blob of its name is checked: it lay behind a damaged one.
+  // False: it gave up at a blob that could not be put.
+  bool Save(const Record& record);
+
+ private:
+  absl::StatusOr<absl::Span<const uint8_t>> Fetch(const BlobKey& key, PrefixBlobKind kind,
+                                                  const PrefixKey& prefix,
+                                                  absl::Span<const TokenId> ids, BlobBytes* blob);
+  enum class Held { kTrusted, kChecked };
+  bool PutIfMissing(const BlobKey& key, PrefixBlobKind kind, const PrefixKey& prefix,
+                    absl::Span<const TokenId> ids, std::string_view payload, Held held);
+  size_t num_lists() const { return static_cast<size_t>(shape_.num_layers) * shape_.num_kv_heads; }
+
+  BlobStore* store_;
+  KvShape shape_;
+  const KernelTable* kernels_;
+  std::function<FullKv()> new_full_;
+};
+
+}  // namespace vericache
