@@ -161,9 +161,32 @@ void ModelFlags::Declare(Flags* flags) {
   flags->Integer("--threads", "N", "Compute threads (default: physical cores at hand)", &threads, 1,
                  1024);
   flags->Switch("--progress", "Show progress even if stderr is no terminal", &progress);
+  flags->Custom("--kv-memory", "SIZE",
+                "RAM for all K/V, such as 64MiB; the rest is on disk (default: all in RAM)",
+                [this](const std::string& text) { return ParseBytes(text, &kv_memory); });
+  flags->Name("--kv-dir", "DIR", "Folder for K/V beyond --kv-memory (default /var/tmp)", &kv_dir);
   flags->Group("");
+  flags->Custom("--kv-read-limit", "SIZE", "Bytes a second read back from --kv-dir at most",
+                [this](const std::string& text) { return ParseBytes(text, &kv_read_limit); });
   flags->Text("--isa", "NAME", "Kernels: scalar, avx2, avx512", &isa);
   flags->Integer("--chunk", "N", "Rows of a prefill pass", &chunk, 1, 1 << 20);
+  flags->Group("Options");
+}
+
+void PrefixFlags::Declare(Flags* flags) {
+  flags->Group("Prefix store");
+  flags->Name("--prefix-store", "DIR", "Keep K/V here; prompts that begin alike skip the prefill",
+              &store);
+  flags->Custom("--prefix-store-mode", "MODE", "rw, or ro: write nothing (default rw)",
+                [this](const std::string& text) {
+                  mode = text;
+                  return text == "rw" || text == "ro" ? absl::OkStatus()
+                                                      : absl::InvalidArgumentError(fmt::format(
+                                                            "'{}' is neither rw nor ro", text));
+                });
+  flags->Custom("--prefix-store-size", "SIZE",
+                "Bytes the store may take, such as 8GiB (default: what its volume has free)",
+                [this](const std::string& text) { return ParseBytes(text, &store_bytes); });
   flags->Group("Options");
 }
 
@@ -186,10 +209,22 @@ void DecodingFlags::DeclareDraft(Flags* flags) {
         draft_len = static_cast<int>(parsed);
         return absl::OkStatus();
       });
+  flags->Custom("--propose", "WHAT",
+                "Also draft by ngram, model, or both: ngram,model; or off (default: as it pays)",
+                [this](const std::string& text) {
+                  propose = text;
+                  const bool known = text == "ngram" || text == "model" || text == "ngram,model" ||
+                                     text == "model,ngram" || text == "off";
+                  return known ? absl::OkStatus()
+                               : absl::InvalidArgumentError(fmt::format(
+                                     "'{}' is none of ngram, model, ngram,model, off", text));
+                });
+  flags->Name("--draft-model", "MODEL", "A small model of the same tokenizer, for proposals",
+              &draft_model);
   flags->Group("Options");
 }
 
-void DecodingFlags::DeclareSampling(Flags* flags) {
+void DecodingFlags::DeclareSampling(Flags* flags, const std::string& seed_default) {
   flags->Group("Sampling");
   flags->Real("--temp", "T", "Temperature, 0 to 100 (default 0: greedy)", &sampling.temperature, 0,
               100);
@@ -199,7 +234,7 @@ void DecodingFlags::DeclareSampling(Flags* flags) {
               &sampling.top_p, 1e-9F, 1);
   flags->Real("--min-p", "P", "Keep tokens of at least P times the best's probability (default 0)",
               &sampling.min_p, 0, 1);
-  flags->Custom("--seed", "N", "Seed of the sampling (default: random, and told)",
+  flags->Custom("--seed", "N", fmt::format("Seed of the sampling (default: {})", seed_default),
                 [this](const std::string& text) {
                   uint64_t parsed = 0;
                   if (text.find('-') != std::string::npos || !ParseInt(text, &parsed))

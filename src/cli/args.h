@@ -69,6 +69,18 @@ struct ModelFlags {
   std::string isa;
   int64_t chunk = 512;
   bool progress = false;
+  uint64_t kv_memory = 0;  // 0: all K/V in RAM, without a limit
+  std::string kv_dir;
+  uint64_t kv_read_limit = 0;
+
+  void Declare(Flags* flags);
+};
+
+// The flags of prefixes that outlive the process (docs/prefix_cache.md).
+struct PrefixFlags {
+  std::string store;
+  std::string mode = EngineOptions().prefix_store_mode;
+  uint64_t store_bytes = 0;
 
   void Declare(Flags* flags);
 };
@@ -77,11 +89,14 @@ struct ModelFlags {
 struct DecodingFlags {
   std::string draft = Request().draft;
   int draft_len = 0;
+  std::string propose;      // as Request::propose
+  std::string draft_model;  // a file or a name; "": none
   SamplingOptions sampling;
   std::optional<uint64_t> seed;
 
   void DeclareDraft(Flags* flags);
-  void DeclareSampling(Flags* flags);
+  // `seed_default` says what no --seed means.
+  void DeclareSampling(Flags* flags, const std::string& seed_default = "random, and told");
   // The sampling with its seed: where none was given and the temperature is not 0, a random one,
   // told on stderr, so that any answer can be made again.
   SamplingOptions SettleSampling() const;

@@ -33,6 +33,7 @@ constexpr char kCommandsHelp[] =
 
 struct ChatOptions {
   ModelFlags model;
+  PrefixFlags prefix;
   DecodingFlags decoding;
   std::string system, session;
   int64_t max_tokens = Request().max_tokens;
@@ -128,6 +129,7 @@ absl::Status Chat::Answer(const std::string& text) {
   request.sampling = sampling_;
   request.draft = o_.decoding.draft;
   request.draft_len = o_.decoding.draft_len;
+  request.propose = o_.decoding.propose;
   WatchOptions watch;
   watch.rounds = o_.show_rounds ? RoundsOutput::kShown : RoundsOutput::kNone;
   watch.progress = WishOf(o_.model);
@@ -159,7 +161,8 @@ absl::StatusOr<bool> Chat::RunCommand(const std::string& command) {
     session_ = engine_->NewSession();
     fmt::print(stderr, "forgotten\n");
   } else if (command == "/stats") {
-    fmt::print(stderr, "{}", last_.has_value() ? Summary(*last_) : "no answer yet\n");
+    fmt::print(stderr, "{}",
+               last_.has_value() ? Summary(*last_) + PrefixSummary(engine_) : "no answer yet\n");
   } else if (command == "/save") {
     if (o_.session.empty()) {
       fmt::print(stderr, "there is nowhere to save to: start with --session FILE\n");
@@ -214,7 +217,8 @@ absl::Status Chat::Loop() {
 
 absl::Status RunChat(const ChatOptions& o) {
   if (!o.session.empty()) VC_RETURN_IF_ERROR(CheckWritable("--session", o.session));
-  VC_ASSIGN_OR_RETURN(const std::unique_ptr<Engine> engine, LoadEngine(o.model));
+  VC_ASSIGN_OR_RETURN(const std::unique_ptr<Engine> engine,
+                      LoadEngine(o.model, o.prefix, o.decoding.draft_model));
   InstallInterruptHandler();
   Chat chat(o, engine.get());
   VC_RETURN_IF_ERROR(chat.Open());
@@ -233,6 +237,7 @@ CommandBody DeclareChat(Flags* flags) {
               &o->session);
   flags->Switch("--show-rounds", "Show drafted tokens as they are checked", &o->show_rounds);
   o->model.Declare(flags);
+  o->prefix.Declare(flags);
   o->decoding.DeclareDraft(flags);
   o->decoding.DeclareSampling(flags);
   flags->Examples(

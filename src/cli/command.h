@@ -17,6 +17,7 @@ using CommandBody = std::function<absl::Status()>;
 // Each declares the command's flags and gives what runs when it was chosen. The flags' values live
 // in the body.
 CommandBody DeclareRun(Flags* flags);
+CommandBody DeclareBatch(Flags* flags);
 CommandBody DeclareChat(Flags* flags);
 CommandBody DeclareAudit(Flags* flags);
 CommandBody DeclareCompare(Flags* flags);

@@ -139,7 +139,7 @@ class Chat(CliTest):
         second = self.ok(*flags, "--session", session, stdin="And you?\n/stats\n")
         self.assertEqual(first.out + second.out, whole.out)
         self.assertRegex(second.err, r"session  .*: 2 messages, KV of \d+ tokens")
-        self.assertRegex(second.err, r"prompt   \d+ tokens, [1-9]\d* from the session")
+        self.assertRegex(second.err, r"prompt   \d+ tokens, [1-9]\d* cached")
         saved = json.loads((self.folder / "s.kv.chat.json").read_text())
         self.assertEqual(len(saved["messages"]), 4)
 

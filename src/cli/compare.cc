@@ -106,6 +106,7 @@ class Runner {
   // The request of a question and the prefill that all three ways start from.
   absl::StatusOr<Session> Start(const CompareQuestion& question, Request* request) {
     *request = document_.has_value() ? document_prompt_->Ask(question.text) : RequestOf(question);
+    request->use_prefix_cache = false;  // the three ways must have the same to compute
     request->sampling = question.sampling;
     request->draft = options_.draft;
     request->draft_len = options_.draft_len;

@@ -30,6 +30,7 @@ constexpr char kDemoReceipt[] = "receipt.json";
 
 struct Settings {
   ModelFlags model;
+  PrefixFlags prefix;
   DecodingFlags decoding;
   std::string prompts, document, questions, receipt;
   int64_t max_tokens = 0;
@@ -207,7 +208,7 @@ absl::Status Run(Settings s) {
   VC_ASSIGN_OR_RETURN(const CompareInput input, s.document.empty()
                                                     ? ReadPromptsInput(s.prompts)
                                                     : ReadDocumentInput(s.document, s.questions));
-  VC_ASSIGN_OR_RETURN(const std::unique_ptr<Engine> engine, LoadEngine(s.model));
+  VC_ASSIGN_OR_RETURN(const std::unique_ptr<Engine> engine, LoadEngine(s.model, s.prefix));
   CompareOptions options;
   options.draft = s.decoding.draft;
   options.draft_len = s.decoding.draft_len;
@@ -241,6 +242,7 @@ absl::Status Run(Settings s) {
 CommandBody DeclareCompare(Flags* flags) {
   auto settings = std::make_shared<Settings>();
   settings->model.Declare(flags);
+  settings->prefix.Declare(flags);
   flags->Group("Prompts");
   flags->Text("-f,--file", "FILE",
               "Prompts: a JSON object a line, {\"prompt\" | \"question\" | \"messages\"}",

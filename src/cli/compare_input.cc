@@ -2,11 +2,11 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "base/status_macros.h"
 #include "cli/files.h"
+#include "cli/request_line.h"
 
 namespace vericache::cli {
 namespace {
@@ -20,85 +20,25 @@ absl::Status LineError(const std::string& name, size_t line, const std::string& 
   return absl::InvalidArgumentError(fmt::format("{}:{}: {}", name, line, what));
 }
 
-// The member as a non-empty string; nullopt if there is none. ERRORS: it has another type.
-absl::StatusOr<std::string> StringMember(const Json& object, const char* key) {
-  const auto it = object.find(key);
-  if (it == object.end()) return std::string();
-  if (!it->is_string() || it->get_ref<const std::string&>().empty())
-    return absl::InvalidArgumentError(fmt::format("\"{}\" must be a text that is not empty", key));
-  return it->get<std::string>();
-}
-
-std::string ChatOf(const std::string& system, const std::string& user) {
-  Json messages = Json::array();
-  if (!system.empty()) messages.push_back({{"role", "system"}, {"content", system}});
-  messages.push_back({{"role", "user"}, {"content", user}});
-  return messages.dump();
-}
-
-// Ranges are checked where the request is made.
-absl::Status ReadSampling(const Json& object, SamplingOptions* sampling) {
-  for (const auto& [key, value] :
-       {std::pair<const char*, float*>{"temperature", &sampling->temperature},
-        {"top_p", &sampling->top_p},
-        {"min_p", &sampling->min_p}}) {
-    const auto it = object.find(key);
-    if (it == object.end()) continue;
-    if (!it->is_number())
-      return absl::InvalidArgumentError(fmt::format("\"{}\" must be a number", key));
-    *value = it->get<float>();
-  }
-  for (const char* key : {"top_k", "seed"}) {
-    const auto it = object.find(key);
-    if (it == object.end()) continue;
-    if (!it->is_number_unsigned())
-      return absl::InvalidArgumentError(
-          fmt::format("\"{}\" must be a whole number, 0 or more", key));
-    const uint64_t number = it->get<uint64_t>();
-    if (key[0] == 's') {
-      sampling->seed = number;
-    } else {
-      sampling->top_k = static_cast<int64_t>(std::min<uint64_t>(number, INT64_MAX));
-    }
-  }
-  return absl::OkStatus();
-}
-
-absl::StatusOr<CompareQuestion> ParseQuestion(const Json& object, QuestionForm form) {
+absl::StatusOr<CompareQuestion> ParseQuestion(std::string_view text, QuestionForm form) {
+  VC_ASSIGN_OR_RETURN(RequestLine line, ParseRequestLine(text, SamplingOptions()));
   CompareQuestion question;
-  VC_ASSIGN_OR_RETURN(question.id, StringMember(object, "id"));
-  if (question.id.empty()) {
-    VC_ASSIGN_OR_RETURN(question.id, StringMember(object, "custom_id"));
-  }
-  VC_ASSIGN_OR_RETURN(question.kind, StringMember(object, "kind"));
-  if (const auto it = object.find("max_tokens"); it != object.end()) {
-    if (!it->is_number_integer() || it->get<int64_t>() < 1)
-      return absl::InvalidArgumentError("\"max_tokens\" must be a whole number above 0");
-    question.max_tokens = it->get<int64_t>();
-  }
-  VC_RETURN_IF_ERROR(ReadSampling(object, &question.sampling));
-  VC_ASSIGN_OR_RETURN(const std::string asked, StringMember(object, "question"));
+  question.id = line.id;
+  question.kind = line.kind;
+  question.sampling = line.sampling;
+  if (line.max_tokens == 0)
+    return absl::InvalidArgumentError("\"max_tokens\" must be a whole number above 0");
+  question.max_tokens = line.max_tokens.value_or(0);
   if (form == QuestionForm::kQuestionsOnly) {
-    if (asked.empty()) return absl::InvalidArgumentError("\"question\" is missing");
-    question.text = asked;
+    if (line.question.empty()) return absl::InvalidArgumentError("\"question\" is missing");
+    question.text = line.question;
     return question;
   }
-  VC_ASSIGN_OR_RETURN(question.text, StringMember(object, "prompt"));
-  const auto messages = object.find("messages");
-  const int given = !asked.empty() + !question.text.empty() + (messages != object.end());
-  if (given != 1)
-    return absl::InvalidArgumentError("give one of \"prompt\", \"question\" and \"messages\"");
-  if (!asked.empty()) question.messages_json = ChatOf("", asked);
-  if (messages != object.end()) {
-    if (!messages->is_array() || messages->empty())
-      return absl::InvalidArgumentError("\"messages\" must be a list of chat messages");
-    question.messages_json = messages->dump();
-  }
-  if (const auto tools = object.find("tools"); tools != object.end()) {
-    if (!tools->is_array() || question.messages_json.empty())
-      return absl::InvalidArgumentError("\"tools\" must be a list, beside \"messages\"");
-    if (!tools->empty()) question.tools_json = tools->dump();
-  }
+  Request request;
+  VC_RETURN_IF_ERROR(SetPrompt(line, &request));
+  question.text = request.prompt;
+  question.messages_json = request.messages_json;
+  question.tools_json = request.tools_json;
   return question;
 }
 
@@ -120,23 +60,15 @@ absl::StatusOr<std::vector<CompareQuestion>> ParseQuestions(std::string_view tex
                                                             QuestionForm form,
                                                             const std::string& name) {
   std::vector<CompareQuestion> questions;
-  size_t line_number = 0;
-  while (!text.empty()) {
-    const std::string_view line = text.substr(0, text.find('\n'));
-    text.remove_prefix(std::min(text.size(), line.size() + 1));
-    ++line_number;
-    if (line.find_first_not_of(" \t\r") == std::string_view::npos) continue;
-    const Json object = Json::parse(line, nullptr, /*allow_exceptions=*/false);
-    if (!object.is_object()) return LineError(name, line_number, "expected one JSON object a line");
-    absl::StatusOr<CompareQuestion> question = ParseQuestion(object, form);
-    if (!question.ok())
-      return LineError(name, line_number, std::string(question.status().message()));
+  VC_RETURN_IF_ERROR(ForEachLine(text, [&](size_t number, std::string_view line) {
+    absl::StatusOr<CompareQuestion> question = ParseQuestion(line, form);
+    if (!question.ok()) return LineError(name, number, std::string(question.status().message()));
     if (questions.size() == kMaxCompareQuestions)
-      return LineError(name, line_number,
-                       fmt::format("more than {} prompts", kMaxCompareQuestions));
+      return LineError(name, number, fmt::format("more than {} prompts", kMaxCompareQuestions));
     if (question->id.empty()) question->id = std::to_string(questions.size() + 1);
     questions.push_back(*std::move(question));
-  }
+    return absl::OkStatus();
+  }));
   if (questions.empty()) return absl::InvalidArgumentError(name + " holds no prompt");
   return questions;
 }

@@ -31,11 +31,9 @@ struct CompareInput {
 // More than anyone waits for: a wrong file.
 inline constexpr size_t kMaxCompareQuestions = 10000;
 
-// A questions file: one JSON object a line, {"id"?, "kind"?, "question", "max_tokens"?}; a prompts
-// file: the same with "prompt" (raw text), "question" (one user turn) or "messages" (a chat, with
-// "tools"?), as for `batch`; "custom_id" is an id too, "temperature", "top_k", "top_p", "min_p" and
-// "seed" are taken where they stand. Other members are somebody else's.
-// Blank lines are skipped.
+// A questions file: one request a line (request_line.h) with "question"; a prompts file: the same
+// with "prompt" (raw text), "question" (one user turn) or "messages" (a chat), as for `batch`; what
+// they say of drafts and priority is left out. Blank lines are skipped.
 // ERRORS: kInvalidArgument naming file and line; `name` is for messages only.
 enum class QuestionForm { kQuestionsOnly, kPrompts };
 absl::StatusOr<std::vector<CompareQuestion>> ParseQuestions(std::string_view text,

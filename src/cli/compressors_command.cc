@@ -1,8 +1,6 @@
 // `vericache compressors`: flags, progress, and where the results go.
 #include <fmt/format.h>
-#include <unistd.h>
 
-#include <chrono>
 #include <cstdio>
 #include <memory>
 
@@ -18,7 +16,6 @@
 #include "cli/models.h"
 #include "cli/progress.h"
 #include "cli/spec_list.h"
-#include "cli/terminal.h"
 
 namespace vericache::cli {
 namespace {
@@ -31,39 +28,6 @@ struct Settings {
   CompressorsOptions study;
   std::string prompts, answers, plot, draft_model;
   bool json = false;
-};
-
-// One line on a terminal, or plain lines with --progress.
-class StudyProgress {
- public:
-  explicit StudyProgress(ProgressWish wish)
-      : on_terminal_(IsTerminal(STDERR_FILENO)), lines_(wish == ProgressWish::kAlways) {}
-  ~StudyProgress() { Clear(); }
-
-  void Show(int64_t done, int64_t total, const std::string& what) {
-    if (!on_terminal_ && !lines_) return;
-    const auto now = Clock::now();
-    if (done > 0 && now - last_ < std::chrono::milliseconds(on_terminal_ ? 100 : 10000)) return;
-    last_ = now;
-    const double elapsed = std::chrono::duration<double>(now - start_).count();
-    const std::string left =
-        done > 0
-            ? fmt::format(", about {} left", FormatSeconds(elapsed / static_cast<double>(done) *
-                                                           static_cast<double>(total - done)))
-            : "";
-    fmt::print(stderr, "{}  {} of {}{}  {}{}", on_terminal_ ? kClearLine : "", done, total, left,
-               OneLine(what), on_terminal_ ? "" : "\n");
-    std::fflush(stderr);
-  }
-  void Clear() {
-    if (on_terminal_) fmt::print(stderr, "{}", kClearLine);
-  }
-
- private:
-  using Clock = std::chrono::steady_clock;
-  const bool on_terminal_, lines_;
-  const Clock::time_point start_ = Clock::now();
-  Clock::time_point last_;
 };
 
 absl::Status CheckSettings(const Settings& s) {
@@ -86,11 +50,11 @@ absl::Status Run(Settings s) {
     s.study.draft_model = draft_model.get();
   }
   std::string answers;
-  StudyProgress progress(WishOf(s.model));
+  StepProgress progress(WishOf(s.model));
   CompressorsCallbacks callbacks;
   callbacks.cancelled = [] { return Interrupted(); };
   callbacks.on_step = [&](int64_t done, int64_t total, const std::string& what) {
-    progress.Show(done, total, what);
+    progress.Show(done, total, what, /*at_once=*/done == 0);
   };
   callbacks.on_studied = [&](const StudiedPrompt& prompt, const StudiedSpec& spec) {
     if (!s.answers.empty() && spec.runs.back().has_value())

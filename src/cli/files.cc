@@ -15,24 +15,6 @@
 namespace vericache::cli {
 namespace {
 
-absl::Status FileError(const std::string& what, const std::string& path, int error) {
-  const std::string message = fmt::format("{} {}: {}", what, path, std::strerror(error));
-  switch (error) {
-    case ENOENT:
-    case ENOTDIR:
-      return absl::NotFoundError(message);
-    case EACCES:
-    case EPERM:
-    case EROFS:
-      return absl::PermissionDeniedError(message);
-    case ENOSPC:
-    case EDQUOT:
-      return absl::ResourceExhaustedError(message + "; free some space and try again");
-    default:
-      return absl::UnavailableError(message);
-  }
-}
-
 absl::StatusOr<std::string> ReadAll(int fd, const std::string& name, uint64_t bytes_max) {
   std::string content;
   constexpr size_t kPiece = 1 << 16;
@@ -83,9 +65,32 @@ bool IsSpecialFile(const std::string& path) {
 
 }  // namespace
 
+absl::Status FileError(const std::string& what, const std::string& path, int error) {
+  const std::string message = fmt::format("{} {}: {}", what, path, std::strerror(error));
+  switch (error) {
+    case ENOENT:
+    case ENOTDIR:
+      return absl::NotFoundError(message);
+    case EACCES:
+    case EPERM:
+    case EROFS:
+      return absl::PermissionDeniedError(message);
+    case ENOSPC:
+    case EDQUOT:
+      return absl::ResourceExhaustedError(message + "; free some space and try again");
+    default:
+      return absl::UnavailableError(message);
+  }
+}
+
 bool FileExists(const std::string& path) {
   struct stat info = {};
   return stat(path.c_str(), &info) == 0;
+}
+
+bool IsFileOrNothing(const std::string& path) {
+  struct stat info = {};
+  return stat(path.c_str(), &info) != 0 || S_ISREG(info.st_mode);
 }
 
 absl::StatusOr<std::string> ReadWholeFile(const std::string& path, uint64_t bytes_max) {

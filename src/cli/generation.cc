@@ -69,16 +69,35 @@ std::string Summary(const Completion& c) {
   const int64_t cached = c.usage.cached_tokens;
   std::string text =
       fmt::format("prompt   {} tokens{}; prefill {}{}\n", c.usage.prompt_tokens,
-                  cached > 0 ? fmt::format(", {} from the session", cached) : "",
-                  FormatSeconds(s.prefill_s), rate(c.usage.prompt_tokens - cached, s.prefill_s));
+                  cached > 0 ? fmt::format(", {} cached", cached) : "", FormatSeconds(s.prefill_s),
+                  rate(c.usage.prompt_tokens - cached, s.prefill_s));
   text += fmt::format("answer   {} tokens in {}{}; finished by {}\n", c.usage.completion_tokens,
                       FormatSeconds(decode_s), rate(emitted, decode_s), c.finish_reason);
   text += fmt::format("rounds   {}, {:.2f} tokens a round; {} of {} drafted tokens accepted\n",
                       s.rounds, s.mean_run_length, s.accepted, s.drafted);
   text += fmt::format("KV       draft {}, full {}; kept fraction {:.3f}\n",
                       FormatBytes(s.draft_bytes), FormatBytes(s.full_bytes), s.kept_fraction);
+  if (const KvMemoryStats& m = s.memory; m.budget_bytes > 0)
+    text += fmt::format("memory   {} of {} for KV; {} spilled, {} read back in {}, {} waited for\n",
+                        FormatBytes(m.peak_bytes), FormatBytes(m.budget_bytes),
+                        FormatBytes(m.spilled_bytes), FormatBytes(m.streamed_bytes),
+                        FormatSeconds(m.stream_s), FormatSeconds(m.stream_wait_s));
   text += fmt::format("logits   {}\n", c.logits_hash);
   return text;
+}
+
+std::string PrefixSummary(Engine* engine) {
+  engine->WaitForPrefixWrites();
+  const PrefixCacheStats s = engine->prefix_stats();
+  if (s.lookups == 0) return "";
+  const auto unless_none = [](int64_t count, const char* what) {
+    return count > 0 ? fmt::format(", {} {}", count, what) : std::string();
+  };
+  return fmt::format(
+      "prefixes {} of {} prompt tokens found; {} read, {} written{}{}{}\n", s.found_tokens,
+      s.prompt_tokens, FormatBytes(s.read_bytes), FormatBytes(s.written_bytes),
+      unless_none(s.damaged, "damaged blobs set aside"), unless_none(s.evicted, "evicted"),
+      unless_none(s.failed_writes, "not written"));
 }
 
 }  // namespace vericache::cli

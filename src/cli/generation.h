@@ -47,5 +47,7 @@ class Watcher {
 
 // Five lines for stderr: prompt, answer, rounds, KV, logits.
 std::string Summary(const Completion& completion);
+// Waits for the prefix store; a line for stderr on what it did, "" if there is none.
+std::string PrefixSummary(Engine* engine);
 
 }  // namespace vericache::cli

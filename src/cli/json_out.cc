@@ -133,11 +133,56 @@ Json SamplingJson(const SamplingOptions& s) {
   return json;
 }
 
-}  // namespace
+Json MemoryJson(const KvMemoryStats& m) {
+  if (m.budget_bytes == 0) return nullptr;
+  return {{"budget_bytes", m.budget_bytes},     {"planned_bytes", m.planned_bytes},
+          {"peak_bytes", m.peak_bytes},         {"staging_bytes", m.staging_bytes},
+          {"hot_bytes", m.hot_bytes},           {"spilled_bytes", m.spilled_bytes},
+          {"streamed_bytes", m.streamed_bytes}, {"stream_s", m.stream_s},
+          {"stream_wait_s", m.stream_wait_s}};
+}
 
-std::string CompletionJson(const Completion& c) {
+Json TimesJson(const RequestTimes& t) {
+  return {{"start_s", t.start_s},
+          {"prefill_s", t.prefill_s},
+          {"first_token_s", t.first_token_s},
+          {"end_s", t.end_s},
+          {"max_burst_s", t.max_burst_s}};
+}
+
+Json ModesJson(const std::vector<ModeStats>& modes) {
+  Json list = Json::array();
+  for (const ModeStats& m : modes)
+    list.push_back({{"mode", m.mode},
+                    {"rounds", m.rounds},
+                    {"drafted", m.drafted},
+                    {"accepted", m.accepted},
+                    {"emitted", m.emitted},
+                    {"draft_s", m.draft_s},
+                    {"verify_s", m.verify_s}});
+  return list;
+}
+
+Json ChoiceJson(const DraftChoiceStats& c) {
+  if (c.mode.empty()) return nullptr;
+  return {{"mode", c.mode},
+          {"reason", c.reason},
+          {"draft_len", c.draft_len},
+          {"agreement", c.agreement},
+          {"expected_emitted", c.expected_emitted},
+          {"tokens_per_s", c.tokens_per_s},
+          {"plain_tokens_per_s", c.plain_tokens_per_s},
+          {"draft_token_s", c.draft_token_s},
+          {"verify_s", c.verify_s},
+          {"row_s", c.row_s},
+          {"fetch_s", c.fetch_s},
+          {"plain_rounds", c.plain_rounds},
+          {"drafted_rounds", c.drafted_rounds}};
+}
+
+Json CompletionFields(const Completion& c) {
   const CompletionStats& s = c.stats;
-  const Json json = {
+  return {
       {"text", c.text},
       {"token_ids", c.token_ids},
       {"finish_reason", c.finish_reason},
@@ -156,18 +201,43 @@ std::string CompletionJson(const Completion& c) {
         {"full_bytes", s.full_bytes},
         {"prefill_s", s.prefill_s},
         {"draft_s", s.draft_s},
-        {"verify_s", s.verify_s}}},
+        {"verify_s", s.verify_s},
+        {"kv_memory", MemoryJson(s.memory)},
+        {"choice", ChoiceJson(s.choice)},
+        {"times", TimesJson(s.times)},
+        {"modes", ModesJson(s.choice.modes)}}},
   };
+}
+
+}  // namespace
+
+std::string CompletionJson(const Completion& completion) {
+  return Dump(CompletionFields(completion), -1);
+}
+
+std::string BatchLineJson(const std::string& id, const std::string& error,
+                          const std::string& digest, const Completion* completion) {
+  const auto text_or_null = [](const std::string& text) {
+    return text.empty() ? Json() : Json(text);
+  };
+  Json json = {{"custom_id", text_or_null(id)},
+               {"error", text_or_null(error)},
+               {"request_digest", text_or_null(digest)}};
+  if (completion != nullptr) json.update(CompletionFields(*completion));
   return Dump(json, -1);
+}
+
+std::string SamplingText(const SamplingOptions& sampling) {
+  return Dump(SamplingJson(sampling), -1);
 }
 
 std::string TraceLines(const CompletionStats& stats) {
   std::string lines;
   for (const RoundRecord& r : stats.records) {
-    const Json json = {{"drafted", r.drafted},      {"accepted", r.accepted},
-                       {"emitted", r.emitted},      {"draft_ns", r.draft_ns},
-                       {"verify_ns", r.verify_ns},  {"draft_bytes", r.draft_bytes},
-                       {"full_bytes", r.full_bytes}};
+    const Json json = {{"drafted", r.drafted},       {"accepted", r.accepted},
+                       {"emitted", r.emitted},       {"draft_ns", r.draft_ns},
+                       {"verify_ns", r.verify_ns},   {"draft_bytes", r.draft_bytes},
+                       {"full_bytes", r.full_bytes}, {"mode", r.mode}};
     lines += Dump(json, -1) + "\n";
   }
   return lines;

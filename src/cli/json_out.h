@@ -12,6 +12,14 @@ namespace vericache::cli {
 // One line without a line break. Fields and their order: docs of `run --json`.
 std::string CompletionJson(const Completion& completion);
 
+// A line of `batch`, without line break: custom_id (null if `id` is ""), error (null if ""), the
+// request's digest, and, unless `completion` is null, the fields of CompletionJson().
+std::string BatchLineJson(const std::string& id, const std::string& error,
+                          const std::string& digest, const Completion* completion);
+
+// `sampling` as in a receipt, on one line.
+std::string SamplingText(const SamplingOptions& sampling);
+
 // One line a round, each with its line break.
 std::string TraceLines(const CompletionStats& stats);
 

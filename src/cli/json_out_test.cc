@@ -69,5 +69,29 @@ TEST(CompletionJson, SurvivesTextThatIsNoUtf8) {
   EXPECT_EQ(CompletionJson(completion).find('\n'), std::string::npos);
 }
 
+TEST(CompletionJson, TellsTimesAndTheChoiceOfDraft) {
+  Completion completion;
+  EXPECT_NE(CompletionJson(completion).find("\"choice\":null"), std::string::npos);
+  completion.stats.choice.mode = "draft-kv";
+  completion.stats.choice.reason = "fastest";
+  completion.stats.choice.draft_len = 7;
+  completion.stats.times.first_token_s = 0.5;
+  const std::string json = CompletionJson(completion);
+  EXPECT_NE(json.find(R"("choice":{"mode":"draft-kv","reason":"fastest","draft_len":7,)"),
+            std::string::npos);
+  EXPECT_NE(json.find(R"("times":{"start_s":0.0,"prefill_s":0.0,"first_token_s":0.5,)"),
+            std::string::npos);
+}
+
+TEST(BatchLineJson, HasTheFieldsOfRunBehindItsOwn) {
+  Completion completion;
+  completion.text = "Hi";
+  EXPECT_EQ(BatchLineJson("a", "", "d", &completion),
+            R"({"custom_id":"a","error":null,"request_digest":"d",)" +
+                CompletionJson(completion).substr(1));
+  EXPECT_EQ(BatchLineJson("", "line 3: no", "", nullptr),
+            R"({"custom_id":null,"error":"line 3: no","request_digest":null})");
+}
+
 }  // namespace
 }  // namespace vericache::cli

@@ -25,6 +25,7 @@ struct Entry {
 
 constexpr Entry kCommands[] = {
     {"run", "Answer one prompt", DeclareRun},
+    {"batch", "Answer many prompts in shared passes", DeclareBatch},
     {"chat", "Talk to a model", DeclareChat},
     {"audit", "Compute a receipt's answer again", DeclareAudit},
     {"compare", "Full KV, unverified draft KV and VeriCache on the same prompts", DeclareCompare},

@@ -35,13 +35,24 @@ ProgressWish WishOf(const ModelFlags& flags) {
   return flags.progress ? ProgressWish::kAlways : ProgressWish::kTerminalOnly;
 }
 
-absl::StatusOr<std::unique_ptr<Engine>> LoadEngine(const ModelFlags& flags) {
+absl::StatusOr<std::unique_ptr<Engine>> LoadEngine(const ModelFlags& flags,
+                                                   const PrefixFlags& prefix,
+                                                   const std::string& draft_model) {
   EngineOptions options;
   VC_ASSIGN_OR_RETURN(options.model_path, FindModel(flags.model));
+  if (!draft_model.empty()) {
+    VC_ASSIGN_OR_RETURN(options.draft_model_path, FindModel(draft_model));
+  }
   options.num_threads = flags.threads;
   options.context_length = flags.ctx;
   options.isa = flags.isa;
   options.prefill_chunk = flags.chunk;
+  options.kv_memory = flags.kv_memory;
+  options.kv_dir = flags.kv_dir;
+  options.kv_read_limit = flags.kv_read_limit;
+  options.prefix_store = prefix.store;
+  options.prefix_store_mode = prefix.mode;
+  options.prefix_store_bytes = prefix.store_bytes;
   ProgressBar bar("load", ProgressUnit::kBytes, WishOf(flags));
   options.on_load = [&bar](uint64_t done, uint64_t total) {
     bar.Update(static_cast<int64_t>(done), static_cast<int64_t>(total));
@@ -59,6 +70,12 @@ absl::StatusOr<std::unique_ptr<Engine>> LoadEngine(const ModelFlags& flags) {
              OneLine(info.name.empty() ? options.model_path : info.name), info.architecture,
              info.context_length, limit, info.num_threads, info.num_threads == 1 ? "" : "s",
              info.isa);
+  if (!prefix.store.empty()) {
+    const PrefixCacheStats stats = engine->prefix_stats();
+    fmt::print(stderr, "prefixes {}: {} in {} blobs{}\n", OneLine(prefix.store),
+               FormatBytes(stats.store_bytes), stats.store_blobs,
+               prefix.mode == "ro" ? ", read only" : "");
+  }
   return engine;
 }
 

@@ -18,8 +18,11 @@ absl::StatusOr<std::string> ModelsFolder();
 // The file meant by a path or a name. ERRORS: kNotFound, saying what there is.
 absl::StatusOr<std::string> FindModel(const std::string& name_or_path);
 
-// Loads what -m names, with a bar, and tells model, context, threads and kernels on stderr.
-absl::StatusOr<std::unique_ptr<Engine>> LoadEngine(const ModelFlags& flags);
+// Loads what -m names, with a bar, and tells model, context, threads, kernels and what the prefix
+// store holds on stderr.
+absl::StatusOr<std::unique_ptr<Engine>> LoadEngine(const ModelFlags& flags,
+                                                   const PrefixFlags& prefix = {},
+                                                   const std::string& draft_model = "");
 
 ProgressWish WishOf(const ModelFlags& flags);
 

@@ -31,35 +31,17 @@ class Rounds {
   int64_t agreed_ = 0;
 };
 
-// Where the tokens that followed the latest earlier place of the end of `known` begin; known.size()
-// if nothing does.
-size_t Lookup(absl::Span<const int32_t> known) {
-  for (size_t n = kNgramMax; n >= 1; --n) {
-    if (known.size() <= n) continue;
-    const absl::Span<const int32_t> end = known.subspan(known.size() - n);
-    for (size_t at = known.size() - n; at-- > 0;)
-      if (std::equal(end.begin(), end.end(), known.begin() + at)) return at + n;
-  }
-  return known.size();
-}
-
 }  // namespace
 
 DraftReplayReport NgramRounds(absl::Span<const int32_t> prompt, absl::Span<const int32_t> answer,
                               int draft_len) {
-  std::vector<int32_t> all(prompt.begin(), prompt.end());
-  all.insert(all.end(), answer.begin(), answer.end());
+  const std::vector<LookupHit> hits = NgramHits(prompt, answer, draft_len);
   Rounds rounds;
   // The first token comes out of the prefill.
-  for (size_t known = prompt.size() + 1; known < all.size();) {
-    const size_t from = Lookup(absl::MakeConstSpan(all).first(known));
-    const size_t limit =
-        std::min<size_t>({static_cast<size_t>(draft_len), known - from, all.size() - known});
-    size_t accepted = 0;
-    while (accepted < limit && all[from + accepted] == all[known + accepted]) ++accepted;
-    known += rounds.Add(static_cast<int64_t>(accepted),
-                        static_cast<int64_t>(std::min(accepted + 1, limit)),
-                        static_cast<int64_t>(all.size() - known));
+  for (size_t known = 1; known < hits.size();) {
+    const LookupHit& hit = hits[known];
+    known += rounds.Add(hit.accepted, std::min(hit.accepted + 1, hit.proposed),
+                        static_cast<int64_t>(hits.size() - known));
   }
   return rounds.Take(0);
 }

@@ -9,12 +9,7 @@
 
 namespace vericache::cli {
 
-// Longest beginning that is looked up.
-inline constexpr int kNgramMax = 3;
-
-// The rounds of prompt lookup along a known answer: what followed the latest earlier place of the
-// last 3 tokens (or 2, or 1) is proposed, at most draft_len tokens.
-// SOURCE: prompt lookup decoding, as in transformers and vLLM ("ngram").
+// The rounds of prompt lookup along a known answer (NgramHits), at most draft_len tokens each.
 DraftReplayReport NgramRounds(absl::Span<const int32_t> prompt, absl::Span<const int32_t> answer,
                               int draft_len);
 

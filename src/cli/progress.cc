@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstdio>
 
+#include "cli/errors.h"
 #include "cli/terminal.h"
 
 namespace vericache::cli {
@@ -93,6 +94,35 @@ void ProgressBar::Update(int64_t done, int64_t total) {
 void ProgressBar::Finish() {
   if (form_ == Form::kBar && drawn_) fmt::print(stderr, "{}", kClearLine);
   form_ = Form::kNone;
+}
+
+StepProgress::StepProgress(ProgressWish wish)
+    : on_terminal_(IsTerminal(STDERR_FILENO)), lines_(wish == ProgressWish::kAlways) {}
+
+void StepProgress::Show(int64_t done, int64_t total, const std::string& what, bool at_once) {
+  if (!on_terminal_ && !lines_) return;
+  const auto now = Clock::now();
+  const auto pause = std::chrono::milliseconds(on_terminal_ ? 100 : 10000);
+  if (!at_once && last_ != Clock::time_point() && now - last_ < pause) return;
+  last_ = now;
+  const double elapsed = std::chrono::duration<double>(now - start_).count();
+  const std::string left =
+      done > 0 ? fmt::format(", about {} left", FormatSeconds(elapsed / static_cast<double>(done) *
+                                                              static_cast<double>(total - done)))
+               : "";
+  std::string line = fmt::format("{} of {}{}  {}", done, total, left, OneLine(what));
+  if (on_terminal_) {
+    // A line that wraps could not be taken back by one carriage return.
+    line.resize(std::min<size_t>(line.size(), SizeOfTerminal(STDERR_FILENO).columns - 1));
+    fmt::print(stderr, "{}{}", kClearLine, line);
+  } else {
+    fmt::print(stderr, "{}\n", line);
+  }
+  std::fflush(stderr);
+}
+
+void StepProgress::Clear() {
+  if (on_terminal_) fmt::print(stderr, "{}", kClearLine);
 }
 
 }  // namespace vericache::cli

@@ -24,6 +24,7 @@ constexpr int64_t kMaxTokensMax = int64_t{1} << 31;
 
 struct RunOptions {
   ModelFlags model;
+  PrefixFlags prefix;
   DecodingFlags decoding;
   std::string prompt, file, system;
   std::string receipt, trace, session;
@@ -105,13 +106,15 @@ absl::Status WriteExtras(const RunOptions& o, const SamplingOptions& sampling,
 absl::Status Run(const RunOptions& o) {
   VC_RETURN_IF_ERROR(CheckOptions(o));
   VC_ASSIGN_OR_RETURN(std::string text, ReadPrompt(o));
-  VC_ASSIGN_OR_RETURN(const std::unique_ptr<Engine> engine, LoadEngine(o.model));
+  VC_ASSIGN_OR_RETURN(const std::unique_ptr<Engine> engine,
+                      LoadEngine(o.model, o.prefix, o.decoding.draft_model));
   InstallInterruptHandler();
   Request request;
   VC_RETURN_IF_ERROR(SetPrompt(o, engine->info(), std::move(text), &request));
   request.max_tokens = o.max_tokens;
   request.draft = o.decoding.draft;
   request.draft_len = o.decoding.draft_len;
+  request.propose = o.decoding.propose;
   request.sampling = o.decoding.SettleSampling();
   VC_ASSIGN_OR_RETURN(Session session, OpenSession(engine.get(), o.session));
 
@@ -130,7 +133,7 @@ absl::Status Run(const RunOptions& o) {
   const bool written =
       !watcher.stdout_failed() && (!o.json || WriteStdout(CompletionJson(*completion) + "\n"));
   if (!written) return absl::UnavailableError("cannot write the answer to standard output");
-  if (!o.json) fmt::print(stderr, "{}", Summary(*completion));
+  if (!o.json) fmt::print(stderr, "{}{}", Summary(*completion), PrefixSummary(engine.get()));
   VC_RETURN_IF_ERROR(WriteExtras(o, request.sampling, *completion, engine.get()));
   if (completion->finish_reason == "cancelled") return absl::CancelledError("stopped");
   return absl::OkStatus();
@@ -153,6 +156,7 @@ CommandBody DeclareRun(Flags* flags) {
   flags->Integer("-n,--max-tokens", "N", "Tokens to generate at most (default 256)", &o->max_tokens,
                  0, kMaxTokensMax);
   o->model.Declare(flags);
+  o->prefix.Declare(flags);
   o->decoding.DeclareDraft(flags);
   o->decoding.DeclareSampling(flags);
   flags->Group("Output");
@@ -169,7 +173,8 @@ CommandBody DeclareRun(Flags* flags) {
       "  vericache run -m model.gguf -f report.txt -p 'Sum this up.' --audit\n"
       "  git diff | vericache run -m model.gguf -p 'Write a commit message.' -f -\n"
       "  vericache run -m model.gguf -p Hi --temp 0.8 --seed 7 --json --receipt receipt.json\n"
-      "  vericache run -m model.gguf -f book.txt -n 0 --session book.kv   # prefill only");
+      "  vericache run -m model.gguf -f book.txt -n 0 --session book.kv   # prefill only\n"
+      "  vericache run -m model.gguf -f book.txt -p Why? --prefix-store ~/.cache/prefixes");
   return [o] { return Run(*o); };
 }
 

@@ -8,11 +8,12 @@ import struct
 import subprocess
 import unittest
 
-from cli_fixture import LLAMA, QWEN, TEXT, CliTest, main
+from cli_fixture import GOLDEN, LLAMA, QWEN, TEXT, CliTest, main
 
 RUN_KEYS = ["text", "token_ids", "finish_reason", "usage", "logits_hash", "stats"]
 STATS_KEYS = ["rounds", "drafted", "accepted", "mean_run_length", "kept_fraction", "draft_bytes",
-              "full_bytes", "prefill_s", "draft_s", "verify_s"]
+              "full_bytes", "prefill_s", "draft_s", "verify_s", "kv_memory", "choice", "times",
+              "modes"]
 
 
 class RunJson(CliTest):
@@ -42,11 +43,35 @@ class RunJson(CliTest):
                           ["--draft-len", 9, "--draft", "snapkv:0.1+int8"], ["--chunk", 7],
                           ["--isa", "scalar", "-n", 40]):
                 with self.subTest(model=model.name, flags=flags):
-                    answer = self.run_json("-p", TEXT, "-n", 40, *flags, model=model)
+                    answer = self.run_json("-p", TEXT, "-n", 40, "--draft-len", 8, *flags,
+                                           model=model)
                     self.assertEqual(answer["token_ids"], plain["token_ids"])
                     self.assertEqual(answer["logits_hash"], plain["logits_hash"])
                     self.assertEqual(answer["text"], plain["text"])
                     self.assertGreater(answer["stats"]["drafted"], 0)
+
+    def test_proposals_change_nothing(self):
+        text = TEXT + " " + TEXT  # look-up finds something
+        plain = self.run_json("-p", text, "-n", 60, "--draft", "off")
+        self.assertEqual([m["mode"] for m in plain["stats"]["modes"]], ["plain"])
+        small = ["--draft-model", GOLDEN / "qwen2_tied.gguf"]
+        for flags, mode in ((["--draft", "off", "--propose", "ngram"], "ngram"),
+                            (["--draft", "off", "--propose", "model"], "draft-model"),
+                            (["--propose", "ngram,model"], None), (["--propose", "off"], None),
+                            ([], None)):
+            for length in ([], ["--draft-len", 6]):
+                with self.subTest(flags=flags, length=length):
+                    answer = self.run_json("-p", text, "-n", 60, *flags, *length, *small)
+                    self.assertEqual(answer["token_ids"], plain["token_ids"])
+                    self.assertEqual(answer["logits_hash"], plain["logits_hash"])
+                    stats = answer["stats"]
+                    for name in ("rounds", "drafted", "accepted"):
+                        self.assertEqual(sum(m[name] for m in stats["modes"]), stats[name])
+                    used = {m["mode"] for m in stats["modes"]}
+                    if mode and length:
+                        self.assertIn(mode, used)
+                    if not mode and (length or "off" in flags) and "ngram,model" not in flags:
+                        self.assertLessEqual(used, {"plain", "draft-kv"})
 
     def test_sampling_is_a_function_of_the_seed(self):
         def ids(seed, *flags):
@@ -137,7 +162,7 @@ class RunFiles(CliTest):
         rounds = [json.loads(line) for line in trace.read_text().splitlines()]
         self.assertEqual(len(rounds), answer["stats"]["rounds"])
         self.assertEqual(list(rounds[0]), ["drafted", "accepted", "emitted", "draft_ns",
-                                           "verify_ns", "draft_bytes", "full_bytes"])
+                                           "verify_ns", "draft_bytes", "full_bytes", "mode"])
         for key in ("drafted", "accepted"):
             self.assertEqual(sum(r[key] for r in rounds), answer["stats"][key])
         self.assertEqual(sum(r["emitted"] for r in rounds), 39)
@@ -183,8 +208,9 @@ class RunFiles(CliTest):
         self.assertEqual(session.read_bytes(), bytes(data))
 
     def test_show_rounds_without_a_terminal_is_a_line_a_round(self):
-        answer = self.run_json("-p", TEXT, "-n", 24)
-        done = self.ok("run", "-m", LLAMA, "-p", TEXT, "-n", 24, "--show-rounds")
+        answer = self.run_json("-p", TEXT, "-n", 24, "--draft-len", 8)
+        done = self.ok("run", "-m", LLAMA, "-p", TEXT, "-n", 24, "--draft-len", 8,
+                       "--show-rounds")
         self.assertEqual(done.out, answer["text"])
         lines = [x for x in done.err.splitlines() if x.startswith("round ")]
         self.assertEqual(len(lines), answer["stats"]["rounds"])
@@ -210,7 +236,8 @@ class BadInput(CliTest):
                 "--top-p": ["-1", "0", "1.1", "nan"], "--min-p": ["-0.1", "2"],
                 "--top-k": ["-1", "0.01", "9" * 30], "--seed": ["-1", "1.5", "x", str(2**64)],
                 "-n": ["-1", "1e3", "0x10", str(2**63)], "--ctx": ["0", "-5"],
-                "--threads": ["0", "-2", "100000"], "--draft-len": ["0", "257", "fast"]}.items():
+                "--threads": ["0", "-2", "100000"], "--draft-len": ["0", "257", "fast"],
+                "--propose": ["", "ngrams", "ngram,", "model,model"]}.items():
             for value in values:
                 with self.subTest(flag=flag, value=value):
                     name = "--max-tokens" if flag == "-n" else flag
@@ -227,6 +254,12 @@ class BadInput(CliTest):
         self.fails(2, "run", "-p", "x", says="-m")
         self.fails(2, "no-such-command", says="no-such-command")
         self.fails(2, says="no command")
+
+    def test_draft_models_that_cannot_be(self):
+        self.run_fails(1, "-p", "x", "--propose", "model", says="--draft-model")
+        self.run_fails(1, "-p", "x", "--draft-model", GOLDEN / "llama3_untied.gguf",
+                       says="another tokenizer")
+        self.run_fails(1, "-p", "x", "--draft-model", "no-such-model", says="no-such-model")
 
     def test_models_that_are_none(self):
         page = self.folder / "page.gguf"
