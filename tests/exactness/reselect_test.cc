@@ -1,8 +1,9 @@
-// verify: after every round the draft KV is the one that a fresh prefill of the same tokens would
-// choose, whatever was drafted and rejected on the way.
+// verify: after every round with a draft the draft KV is the one that a fresh prefill of the same
+// tokens would choose, whatever was drafted and rejected on the way.
 #include <string>
 
 #include "engine/query_window.h"
+#include "engine/verifier.h"
 #include "gtest/gtest.h"
 #include "kv/selectors/selector.h"
 #include "tests/support/engine_harness.h"
@@ -69,6 +70,45 @@ TEST(Reselect, IsWhatAFreshPrefillWouldChoose) {
     EXPECT_GT(sequence->rounds.size(), 3u);
     EXPECT_LT(sequence->draft->num_bytes(), sequence->full.num_bytes());
   }
+}
+
+// Choosing anew costs more than a plain step: rounds without a draft only add their rows.
+TEST(Reselect, WaitsWhileNothingIsDrafted) {
+  TinyModelOptions options;
+  options.type = TensorType::kQ5_0;
+  options.head_dim = 32;
+  options.vocab_size = 160;
+  Harness harness(OpenBytes(TinyModelBytes(options)), "", 2);
+  RunTask task;
+  task.prompt = RandomPrompt(300, options.vocab_size, 3);
+  task.max_tokens = 60;
+  RunKnobs knobs;
+  knobs.draft = "verify:0.3+int4";
+  knobs.draft_len = 9;
+  auto sequence = harness.MakeSequence(task, knobs);
+  Prefill prefill(&harness.model(), &harness.forward(), &harness.pool());
+  ASSERT_TRUE(prefill.Run(sequence.get(), {}).ok());
+  Sequence* one = sequence.get();
+  const auto is_fresh = [&] {
+    return BytesOf(*one->draft) == FreshDraft(&harness, *one, one->full.num_tokens());
+  };
+  Verifier verifier(&harness.model(), &harness.forward(), &harness.pool());
+  constexpr int kRoundsPerChoice = 32;
+  for (int round = 1; round < kRoundsPerChoice; ++round) {
+    verifier.Verify({&one, 1});
+    ASSERT_FALSE(one->done());
+    ASSERT_EQ(one->draft->num_tokens(), one->full.num_tokens());
+    ASSERT_FALSE(is_fresh()) << "after " << round << " rounds";
+  }
+  verifier.Verify({&one, 1});
+  EXPECT_TRUE(is_fresh());
+  verifier.Verify({&one, 1});
+  EXPECT_FALSE(is_fresh());
+  RoundRunner rounds(&harness.model(), &harness.forward(), &harness.pool());
+  rounds.Run({&one, 1});
+  ASSERT_GT(one->rounds.back().drafted, 0);
+  ASSERT_FALSE(one->done());
+  EXPECT_TRUE(is_fresh());
 }
 
 }  // namespace

@@ -1,8 +1,11 @@
 #include "tests/support/engine_harness.h"
 
 #include <algorithm>
+#include <cmath>
+#include <filesystem>
 
 #include "base/check.h"
+#include "base/types.h"
 #include "kv/draft_spec.h"
 #include "tests/support/tiny_model.h"
 
@@ -21,8 +24,9 @@ Harness::Harness(std::shared_ptr<const GgufFile> file, const std::string& isa, i
 std::unique_ptr<Sequence> Harness::MakeSequence(const RunTask& task, const RunKnobs& knobs) {
   const ModelConfig& config = model_->config;
   auto s = std::make_unique<Sequence>(
-      FullKv(config.kv_shape(), model_->kernels),
+      FullKv(config.kv_shape(), model_->kernels, knobs.tier),
       Sampler(task.sampling, config.vocab_size, config.vocab_size, model_->kernels));
+  s->full.set_hot_blocks(knobs.hot_blocks);
   s->tokens = task.prompt;
   s->num_prompt = static_cast<int64_t>(task.prompt.size());
   s->max_tokens = task.max_tokens;
@@ -45,7 +49,9 @@ std::vector<RunResult> Harness::RunBatch(const std::vector<RunTask>& tasks,
     sequences.push_back(MakeSequence(tasks[i], knobs[i]));
     PrefillOptions options;
     options.chunk_rows = knobs[i].chunk;
-    VC_CHECK(prefill.Run(sequences.back().get(), options).ok());
+    const absl::Status status = prefill.Run(sequences.back().get(), options);
+    VC_CHECK(status.ok() || knobs[i].tier != nullptr);
+    if (!status.ok()) sequences.back()->Fail(status);
     running.push_back(sequences.back().get());
   }
   RoundRunner runner(model_.get(), forward_.get(), &pool_);
@@ -60,6 +66,8 @@ std::vector<RunResult> Harness::RunBatch(const std::vector<RunTask>& tasks,
     r.tokens.assign(s->tokens.begin() + s->num_prompt, s->tokens.end());
     r.hash = s->chain.Hex();
     r.finish = s->finish;
+    r.error = s->error;
+    r.bytes_read = s->full.stream_totals().bytes;
     r.rounds = static_cast<int64_t>(s->rounds.size());
     for (const RoundStats& round : s->rounds) {
       r.drafted += round.drafted;
@@ -68,6 +76,23 @@ std::vector<RunResult> Harness::RunBatch(const std::vector<RunTask>& tasks,
     results.push_back(std::move(r));
   }
   return results;
+}
+
+std::shared_ptr<KvTier> Harness::MakeTier(int64_t max_tokens, double staging_layers,
+                                          ReadBackend backend,
+                                          std::shared_ptr<FaultPlan> faults) const {
+  const KvShape& shape = model_->config.kv_shape();
+  KvTierOptions options;
+  options.folder = std::filesystem::temp_directory_path();
+  options.max_tokens = max_tokens;
+  const int64_t slots = CeilDiv(CeilDiv(max_tokens, kBlockTokens), kStagingSlotBlocks);
+  options.staging_bytes = static_cast<size_t>(std::ceil(slots * staging_layers)) *
+                          kStagingSlotBlocks * KvPartBytes(shape);
+  options.backend = backend;
+  options.faults = std::move(faults);
+  absl::StatusOr<std::shared_ptr<KvTier>> tier = KvTier::Create(shape, options);
+  VC_CHECK(tier.ok());
+  return *std::move(tier);
 }
 
 RunResult Harness::Run(const RunTask& task, const RunKnobs& knobs) {

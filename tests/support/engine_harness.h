@@ -21,6 +21,8 @@ struct RunKnobs {
   int draft_len = 0;  // 0: auto
   int64_t chunk = 512;
   std::function<DraftToken(DraftToken, int64_t pos)> adversary;
+  std::shared_ptr<KvTier> tier;  // full KV beyond `hot_blocks` is spilled; null: all in RAM
+  int64_t hot_blocks = 0;
 };
 
 // What the answer is.
@@ -36,6 +38,8 @@ struct RunResult {
   std::string hash;
   FinishReason finish = FinishReason::kNone;
   int64_t rounds = 0, drafted = 0, accepted = 0;
+  int64_t bytes_read = 0;  // from the tier
+  absl::Status error;
 
   bool operator==(const RunResult& other) const {
     return tokens == other.tokens && hash == other.hash && finish == other.finish;
@@ -48,6 +52,10 @@ class Harness {
   Harness(std::shared_ptr<const GgufFile> file, const std::string& isa, int num_threads);
 
   RunResult Run(const RunTask& task, const RunKnobs& knobs);
+  // A tier in the folder of temporary files. staging_layers: of a sequence of max_tokens.
+  std::shared_ptr<KvTier> MakeTier(int64_t max_tokens, double staging_layers,
+                                   ReadBackend backend = ReadBackend::kAuto,
+                                   std::shared_ptr<FaultPlan> faults = nullptr) const;
   // All tasks in shared rounds, each with its own knobs.
   std::vector<RunResult> RunBatch(const std::vector<RunTask>& tasks,
                                   const std::vector<RunKnobs>& knobs);

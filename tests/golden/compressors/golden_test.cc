@@ -160,13 +160,14 @@ Lists Kept(const Case& c, int64_t pass_rows, const KernelTable* kernels, int num
                                            : nullptr);
   KeyScores scores;
   if (kind == ScoreKind::kH2o) scores = sums.Take();
-  if (kind == ScoreKind::kExpected) scores = moments.Scores(full, RotationAhead(c), *kernels);
+  if (kind == ScoreKind::kExpected) scores = *moments.Scores(full, RotationAhead(c), *kernels);
   if (kind == ScoreKind::kKvzip) scores = RepeatedScores(c, full, pass_rows, kernels, &pool);
   KeptSet floor;
   if (c.spec.floor > 0) floor = KvzipFloor(c.spec, scores);
   const QueryRows queries = NewestQueries(c, prompt);
   SelectInput input;
-  input.full = &full;
+  const LayerViews layers = AllLayers(full);
+  input.layers = &layers;
   input.queries = &queries;
   input.scores = kind == ScoreKind::kNone ? nullptr : &scores;
   input.floor = c.spec.floor > 0 ? &floor : nullptr;
