@@ -144,7 +144,7 @@ LoopOptions Engine::Impl::MakeBatchLoopOptions(
     const int64_t longest = (*s)->num_prompt + (*s)->max_tokens + (*s)->draft_length.max();
     const size_t slots = CeilDiv(CeilDiv(longest, kBlockTokens), kStagingSlotBlocks);
     // One that cannot be served must not take the others' memory; the scheduler refuses it.
-    if (2 * slots * slot > options.kv_memory / 4 * 3) continue;
+    if (slots * slot > options.kv_memory / 2) continue;
     layer = std::max(layer, slots);
   }
   loop.rebuild_bytes = std::min<size_t>(options.kv_memory / 4, layer * slot);
