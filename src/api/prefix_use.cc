@@ -79,6 +79,9 @@ void Engine::Impl::UsePrefix(const Request& request, Sequence* s) {
   if (hit.full.has_value()) {
     s->full = std::move(*hit.full);
     ApplyPlan(s);
+    // What the plan keeps in RAM is there before the first pass; an error would show in the pass.
+    (void)s->full.Spill();
+    (void)s->full.Warm();
     s->draft.reset();
     if (hit.draft.has_value()) s->draft.emplace(std::move(*hit.draft));
   }
