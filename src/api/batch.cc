@@ -16,23 +16,16 @@ namespace {
 // What a completion's K/V took under a budget.
 class MemoryWatch {
  public:
-  MemoryWatch(KvTier* tier, const Sequence& s) : tier_(tier), before_(s.full.stream_totals()) {}
-  void Sample(const Sequence& s) {
-    if (tier_ == nullptr) return;
-    const size_t blocks = tier_->pool().num_used() * s.full.block_bytes();
-    const size_t staging = tier_->staging().num_used_max() * tier_->staging().slot_bytes();
-    size_t draft = s.draft.has_value() ? s.draft->num_bytes() : 0;
-    if (s.small != nullptr) draft += s.small->full.num_blocks() * s.small->full.block_bytes();
-    peak_ = std::max(peak_, blocks + staging + draft);
-  }
+  explicit MemoryWatch(const Sequence& s) : before_(s.full.stream_totals()) {}
   // From here on reads count as those of decoding.
   void StartDecoding(const Sequence& s) { before_ = s.full.stream_totals(); }
-  KvMemoryStats Finish(const Sequence& s) const {
+  // peak_bytes: BatchReport::peak_kv_bytes of its loop.
+  KvMemoryStats Finish(const Sequence& s, uint64_t peak_bytes) const {
     KvMemoryStats stats;
-    if (tier_ == nullptr || !s.memory.has_value()) return stats;
+    if (!s.memory.has_value()) return stats;
     stats.budget_bytes = s.memory->budget + s.small_bytes;
     stats.planned_bytes = s.memory->decode_bytes() + s.small_bytes;
-    stats.peak_bytes = peak_;
+    stats.peak_bytes = peak_bytes;
     stats.staging_bytes = s.memory->staging_bytes;
     stats.hot_bytes = s.memory->hot_blocks * s.memory->block_bytes;
     stats.spilled_bytes = s.full.num_cold_blocks() * s.full.block_bytes();
@@ -44,9 +37,7 @@ class MemoryWatch {
   }
 
  private:
-  KvTier* tier_;
   StreamTotals before_;
-  size_t peak_ = 0;
 };
 
 void Describe(const DraftChoice* choice, DraftChoiceStats* stats) {
@@ -107,7 +98,7 @@ absl::StatusOr<Completion> Engine::Generate(const Request& request, Session* ses
   RequestLoop loop(impl.MakeLoopParts(), options);
   AnswerStream stream(*impl.tokenizer, callbacks);
   stream.Watch(s.get());
-  MemoryWatch memory(impl.tier.get(), *s);
+  MemoryWatch memory(*s);
   std::unique_ptr<Sequence> ended;
   RequestTimes times;
   DraftChoiceStats choice;
@@ -116,7 +107,6 @@ absl::StatusOr<Completion> Engine::Generate(const Request& request, Session* ses
   hooks.on_prefill = callbacks.on_prefill;
   RequestId id = 0;
   hooks.on_step = [&](const Sequence& sequence) {
-    memory.Sample(sequence);
     Describe(loop.LastChoice(id), &choice);
     if (!decoding && sequence.num_emitted() > 0) {
       memory.StartDecoding(sequence);
@@ -132,7 +122,6 @@ absl::StatusOr<Completion> Engine::Generate(const Request& request, Session* ses
   VC_ASSIGN_OR_RETURN(id, loop.Add(std::move(s), impl.DraftSizesOf(request), std::move(hooks)));
   while (loop.Step()) {
   }
-  memory.Sample(*ended);
   // Rows computed before a user gave up hold all the same: the next try goes on from them.
   if (absl::IsCancelled(ended->error)) {
     ended->finish = FinishReason::kNone;
@@ -142,7 +131,7 @@ absl::StatusOr<Completion> Engine::Generate(const Request& request, Session* ses
   VC_RETURN_IF_ERROR(EndStatus(*ended));
   stream.Push(*ended);
   Completion completion = impl.Finish(*ended, cached, times.prefill_s);
-  completion.stats.memory = memory.Finish(*ended);
+  completion.stats.memory = memory.Finish(*ended, loop.report().peak_kv_bytes);
   completion.stats.times = times;
   CountRounds(*ended, &choice);
   completion.stats.choice = choice;

@@ -79,8 +79,9 @@ struct Engine::Impl {
   LoopParts MakeLoopParts() const;
   // Fits a new sequence into the budget.
   absl::Status PlanSequence(Sequence* sequence);
-  // Tells a sequence's full KV what its plan says, once more after it got another one.
-  void ApplyPlan(Sequence* sequence) const;
+  // Brings a sequence's full KV to what its plan says, once more after it got another one.
+  // ERRORS: those of the tier; nothing is lost.
+  absl::Status ApplyPlan(Sequence* sequence) const;
   // Leaves a session no more RAM than the sequence that begins with it.
   absl::Status ShrinkSession(const Sequence& sequence, Session* session);
   absl::StatusOr<std::vector<TokenId>> PromptTokens(const Request& request);

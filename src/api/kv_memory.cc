@@ -101,15 +101,15 @@ absl::Status Engine::Impl::PlanSequence(Sequence* s) {
                       BytesText(options.kv_memory), " beside the staging of the full KV")
              : StrCat("no draft KV: ", asked, " does not fit into ", BytesText(options.kv_memory),
                       "; every token reads the full KV"));
-  ApplyPlan(s);
-  VC_RETURN_IF_ERROR(s->full.Spill());
-  return s->full.Warm();
+  return ApplyPlan(s);
 }
 
-void Engine::Impl::ApplyPlan(Sequence* s) const {
-  if (tier == nullptr || !s->memory.has_value()) return;
+absl::Status Engine::Impl::ApplyPlan(Sequence* s) const {
+  if (tier == nullptr || !s->memory.has_value()) return absl::OkStatus();
   s->full.set_hot_blocks(s->memory->hot_blocks);
   s->full.set_fetch_slots(s->memory->staging_bytes / tier->staging().slot_bytes());
+  VC_RETURN_IF_ERROR(s->full.Spill());
+  return s->full.Warm();
 }
 
 DraftSizes Engine::Impl::DraftSizesOf(const Request& request) const {

@@ -78,10 +78,7 @@ void Engine::Impl::UsePrefix(const Request& request, Sequence* s) {
   PrefixHit hit = prefixes->Find(s->tokens, request.prefix_salt, s->spec, s->full.num_tokens());
   if (hit.full.has_value()) {
     s->full = std::move(*hit.full);
-    ApplyPlan(s);
-    // What the plan keeps in RAM is there before the first pass; an error would show in the pass.
-    (void)s->full.Spill();
-    (void)s->full.Warm();
+    (void)ApplyPlan(s);  // an error would show in the first pass
     s->draft.reset();
     if (hit.draft.has_value()) s->draft.emplace(std::move(*hit.draft));
   }

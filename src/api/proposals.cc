@@ -1,18 +1,14 @@
 #include "api/proposals.h"
 
 #include <algorithm>
-#include <chrono>
 
 #include "absl/strings/str_split.h"
+#include "api/engine_impl.h"
 #include "base/check.h"
 #include "base/text.h"
 
 namespace vericache {
 namespace {
-
-double Seconds() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
 
 void LookUp(Sequence* s, int64_t max_tokens, std::vector<TokenId>* proposal) {
   if (!s->ngrams.has_value()) s->ngrams.emplace();
@@ -67,15 +63,15 @@ void MakeProposals(absl::Span<ProposalWish> wishes, int64_t vocab_size, ModelPro
       jobs.push_back({wish.sequence, wish.max_tokens, wish.proposal});
       continue;
     }
-    const double start = Seconds();
+    const double start = NowSeconds();
     LookUp(wish.sequence, wish.max_tokens, wish.proposal);
-    wish.seconds = Seconds() - start;
+    wish.seconds = NowSeconds() - start;
   }
   if (!jobs.empty()) {
     VC_CHECK(model != nullptr);
-    const double start = Seconds();
+    const double start = NowSeconds();
     model->Propose(jobs);
-    const double share = (Seconds() - start) / static_cast<double>(jobs.size());
+    const double share = (NowSeconds() - start) / static_cast<double>(jobs.size());
     for (ProposalWish& wish : wishes)
       if ((ModeBit(wish.mode) & kModelModes) != 0) wish.seconds = share;
   }

@@ -63,7 +63,6 @@ struct RequestLoop::Running {
   std::optional<PromptJob> prompt;
   bool drafts = false;       // its spec asked for a draft KV
   bool draft_ended = false;  // nothing sensible can follow the last drafted token
-  bool cancelled = false;
   double added_s = 0;
   double last_tokens_s = 0;
   double round_draft_s = 0;  // of the current round
@@ -143,7 +142,7 @@ absl::StatusOr<RequestId> RequestLoop::Add(std::unique_ptr<Sequence> sequence,
 }
 
 void RequestLoop::Cancel(RequestId id) {
-  if (scheduler_.Cancel(id).ok()) At(id).cancelled = true;
+  (void)scheduler_.Cancel(id);  // one that has ended needs none
 }
 
 void RequestLoop::End(RequestId id) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "engine/prefill.h"
 #include "kv/selectors/selector.h"
 
 namespace vericache {
@@ -46,13 +47,8 @@ void PassReselector::OnLayer(const LayerRows& rows) {
   layers.first = rows.layer;
   layers.views.push_back(kv);
   layers.views[0].num_tokens = rows.first_pos;  // committed
-  SelectInput input;
+  SelectInput input = MakeSelectInput(*sequence_, queries_, kernels_, pool_);
   input.layers = &layers;
-  input.queries = &queries_;
-  input.scores = sequence_->scores.get();
-  input.floor = sequence_->floor.get();
-  input.kernels = kernels_;
-  input.pool = pool_;
   sequence_->draft->Rebuild(layers, SelectPositions(sequence_->spec, input), pool_);
   queries_.q[rows.layer] = {};
 }

@@ -49,15 +49,21 @@ absl::Status Prefill::ComputeRows(Sequence* sequence, const PrefillOptions& opti
   return ForEachChunk(sequence, options, last_pos, observer, last, [](int64_t) { return true; });
 }
 
-absl::Status Reselect(Sequence* sequence, const FullKv& full, const QueryRows& queries,
-                      const KernelTable* kernels, ThreadPool* pool) {
+SelectInput MakeSelectInput(const Sequence& sequence, const QueryRows& queries,
+                            const KernelTable* kernels, ThreadPool* pool) {
   SelectInput input;
   input.queries = &queries;
-  input.scores = sequence->scores.get();
-  input.floor = sequence->floor.get();
-  input.file = sequence->kept_file.get();
+  input.scores = sequence.scores.get();
+  input.floor = sequence.floor.get();
+  input.file = sequence.kept_file.get();
   input.kernels = kernels;
   input.pool = pool;
+  return input;
+}
+
+absl::Status Reselect(Sequence* sequence, const FullKv& full, const QueryRows& queries,
+                      const KernelTable* kernels, ThreadPool* pool) {
+  SelectInput input = MakeSelectInput(*sequence, queries, kernels, pool);
   KeptSet kept;
   return ForEachLayers(full, [&](const LayerViews& layers) {
     input.layers = &layers;

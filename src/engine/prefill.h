@@ -12,6 +12,10 @@
 
 namespace vericache {
 
+// What a sequence gives its selector; the layers are the caller's to add.
+SelectInput MakeSelectInput(const Sequence& sequence, const QueryRows& queries,
+                            const KernelTable* kernels, ThreadPool* pool);
+
 // Chooses anew what the draft KV keeps and makes it from `full`, the sequence's own full KV or a
 // shorter fork of it. `queries` are the newest exact ones, where the spec wants them.
 // COST: with spilled blocks, one read of all of them. ERRORS: those of the tier.

@@ -15,6 +15,19 @@ namespace {
 // Blocks written in one go: a segment of a layer lies side by side in the file.
 constexpr int64_t kWriteBlocks = 16;
 
+// Scratch for reads and writes of the spill file.
+class PageBuffer {
+ public:
+  explicit PageBuffer(size_t bytes) : raw_(bytes + kSpillAlign) {}
+  uint8_t* data() {  // on a boundary of kSpillAlign
+    return reinterpret_cast<uint8_t*>(
+        RoundUp(reinterpret_cast<uintptr_t>(raw_.data()), kSpillAlign));
+  }
+
+ private:
+  AlignedBuffer<uint8_t> raw_;
+};
+
 FullKvView ViewOf(const LayerStream& stream, const KvShape& shape, int64_t num_tokens) {
   FullKvView view;
   view.blocks = stream.layer_blocks();  // of this layer already
@@ -125,9 +138,8 @@ absl::Status FullKv::ReadBlock(int64_t idx, uint16_t* values) const {
     std::memcpy(values, blocks_[idx].get(), block_bytes());
     return absl::OkStatus();
   }
-  AlignedBuffer<uint8_t> raw(tier_->part_bytes() * shape_.num_layers + kSpillAlign);
-  uint8_t* base =
-      reinterpret_cast<uint8_t*>(RoundUp(reinterpret_cast<uintptr_t>(raw.data()), kSpillAlign));
+  PageBuffer raw(tier_->part_bytes() * shape_.num_layers);
+  uint8_t* base = raw.data();
   std::vector<ReadRequest> reads;
   for (int layer = 0; layer < shape_.num_layers; ++layer)
     reads.push_back({cold_[idx].file.get(), tier_->OffsetOf(layer, idx),
@@ -148,9 +160,8 @@ absl::Status FullKv::SpillRange(int64_t begin, int64_t end) {
     VC_ASSIGN_OR_RETURN(file_, tier_->NewFile());
   }
   const size_t part = tier_->part_bytes(), layer_values = shape_.layer_block_values();
-  AlignedBuffer<uint8_t> raw(part * (end - begin) + kSpillAlign);
-  uint8_t* base =
-      reinterpret_cast<uint8_t*>(RoundUp(reinterpret_cast<uintptr_t>(raw.data()), kSpillAlign));
+  PageBuffer raw(part * (end - begin));
+  uint8_t* base = raw.data();
   for (int layer = 0; layer < shape_.num_layers; ++layer) {
     for (int64_t block = begin; block < end; ++block) {
       uint8_t* dst = base + (block - begin) * part;
