@@ -47,6 +47,8 @@ int64_t Drafter::Plan(absl::Span<DraftRows> rows, std::vector<RowGroup>* batch) 
     task.first_row = num_planned;
     task.next = 0;
     task.ended = false;
+    s.draft_vocab.Update(s.tokens, model_->config.vocab_size, s.ends_generation);
+    for (const TokenId token : rows[i].proposals) s.draft_vocab.Add(token);
     num_planned += static_cast<int64_t>(task.tokens.size());
     RowGroup& group = batch->emplace_back();
     group.tokens = task.tokens;
@@ -56,15 +58,38 @@ int64_t Drafter::Plan(absl::Span<DraftRows> rows, std::vector<RowGroup>* batch) 
   return num_planned;
 }
 
+// Over the ids that somebody of this turn looks at: the others are hidden, their share is nothing.
 float Drafter::ConfidenceOf(const float* logits, TokenId id) {
-  const int64_t n = model_->config.vocab_size;
-  const float max = *std::max_element(logits, logits + n);
-  exps_.resize(n);
-  for (int64_t i = 0; i < n; ++i) exps_[i] = logits[i] - max;
-  model_->kernels->exp(exps_.data(), n, exps_.data());
-  float sum = 0;
+  exps_.clear();
+  for (const OutRange& range : ranges_)
+    exps_.insert(exps_.end(), logits + range.begin, logits + range.end);
+  const float max = *std::max_element(exps_.begin(), exps_.end());
+  for (float& x : exps_) x -= max;
+  model_->kernels->exp(exps_.data(), std::ssize(exps_), exps_.data());
+  float sum = 0, chosen = logits[id] - max;
   for (float e : exps_) sum += e;
-  return exps_[id] / sum;
+  model_->kernels->exp(&chosen, 1, &chosen);
+  return chosen / sum;
+}
+
+// Of the rows of this turn, each over its own sequence's part of the vocabulary: what is drafted
+// does not depend on who else drafts.
+void Drafter::ComputeLogits() {
+  const int64_t vocab = model_->config.vocab_size;
+  logits_.resize(kLogitsRows * vocab);
+  tiles_.clear();
+  for (const auto& [task, n] : spans_) {
+    const absl::Span<const uint64_t> own = task->rows->sequence->draft_vocab.tiles();
+    tiles_.resize(own.size());
+    for (size_t i = 0; i < own.size(); ++i) tiles_[i] |= own[i];
+  }
+  RangesOf(tiles_, vocab, &ranges_);
+  forward_->LogitsOf(logit_rows_, ranges_, logits_.data());
+  float* row = logits_.data();
+  for (const auto& [task, n] : spans_) {
+    for (int64_t i = 0; i < n; ++i, row += vocab)
+      HideOthers(task->rows->sequence->draft_vocab.tiles(), vocab, row);
+  }
 }
 
 // As in the verifier: logits from left to right, a bounded number of rows a turn, and none behind
@@ -85,8 +110,7 @@ void Drafter::Settle(const HiddenRows& hidden, int64_t first_hidden, bool with_c
       spans_.emplace_back(&task, n);
     }
     if (spans_.empty()) break;
-    logits_.resize(kLogitsRows * vocab);
-    forward_->LogitsOf(logit_rows_, logits_.data());
+    ComputeLogits();
     const float* row = logits_.data();
     for (auto& [task, n] : spans_) {
       for (int64_t i = 0; i < n && !task->ended; ++i)

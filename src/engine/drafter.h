@@ -42,7 +42,7 @@ class Drafter {
   // hidden row `first_hidden` on. What the draft KV's own choice does not confirm ends the step and
   // leaves no row in the draft KV; tokens are those of one row a step.
   // Returns the rows planned. REQUIRES: *rows outlives Settle().
-  // COST of confidence: one exp of the vocabulary a token.
+  // COST of confidence: one exp a token for each id that is looked at (engine/draft_vocab.h).
   int64_t Plan(absl::Span<DraftRows> rows, std::vector<RowGroup>* batch);
   void Settle(const HiddenRows& hidden, int64_t first_hidden, bool with_confidence);
 
@@ -56,6 +56,7 @@ class Drafter {
     bool ended = false;
   };
   void StepPass(absl::Span<Sequence* const> sequences);
+  void ComputeLogits();
   float ConfidenceOf(const float* logits, TokenId id);
   void TakeRow(Task* task, const float* logits, bool with_confidence);
 
@@ -70,6 +71,8 @@ class Drafter {
   std::vector<RowGroup> batch_;
   std::vector<std::pair<Task*, int64_t>> spans_;  // task, its rows of this turn of logits
   std::vector<const float*> logit_rows_;          // of this turn
+  std::vector<uint64_t> tiles_;   // of the output matrix that somebody of this turn looks at
+  std::vector<OutRange> ranges_;  // the same
   std::vector<float> exps_;
   std::vector<TokenId> history_;   // of the sequence whose token is chosen
   std::vector<Sequence*> active_;  // those that draft on

@@ -18,15 +18,15 @@ MemoryPrefixes::Match MemoryPrefixes::Find(std::string_view salt,
   auto best = entries_.end();
   int64_t best_tokens = 0;
   for (auto entry = entries_.begin(); entry != entries_.end(); ++entry) {
-    if (entry->salt != salt) continue;
-    const int64_t common = CommonTokens(entry->tokens, tokens);
+    if ((*entry)->salt != salt) continue;
+    const int64_t common = CommonTokens((*entry)->tokens, tokens);
     if (common <= best_tokens) continue;
     best = entry;
     best_tokens = common;
   }
   if (best == entries_.end()) return {};
   entries_.splice(entries_.begin(), entries_, best);
-  return {&entries_.front(), best_tokens};
+  return {entries_.front(), best_tokens};
 }
 
 // What `from` has and `to`, which stands for more tokens, lacks.
@@ -44,30 +44,37 @@ void MemoryPrefixes::Merge(MemoryPrefix from, MemoryPrefix* to) {
 }
 
 void MemoryPrefixes::Add(MemoryPrefix prefix) {
-  if (max_bytes_ == 0 || prefix.tokens.empty()) return;
+  if (prefix.tokens.empty()) return;
   for (auto entry = entries_.begin(); entry != entries_.end();) {
     const auto here = entry++;
-    if (here->salt != prefix.salt) continue;
-    const int64_t common = CommonTokens(here->tokens, prefix.tokens);
-    if (common == static_cast<int64_t>(here->tokens.size())) {
-      Merge(std::move(*here), &prefix);
+    MemoryPrefix& held = **here;
+    if (held.salt != prefix.salt) continue;
+    const int64_t common = CommonTokens(held.tokens, prefix.tokens);
+    if (common == static_cast<int64_t>(held.tokens.size())) {
+      Merge(std::move(held), &prefix);
       entries_.erase(here);
     } else if (common == static_cast<int64_t>(prefix.tokens.size())) {
-      Merge(std::move(prefix), &*here);
+      Merge(std::move(prefix), &held);
       entries_.splice(entries_.begin(), entries_, here);
       MakeRoom();
       return;
     }
   }
-  entries_.push_front(std::move(prefix));
+  entries_.push_front(std::make_shared<MemoryPrefix>(std::move(prefix)));
   MakeRoom();
+}
+
+void MemoryPrefixes::set_max_bytes(uint64_t max_bytes) {
+  max_bytes_ = max_bytes;
+  if (num_bytes_ > max_bytes_) MakeRoom();
 }
 
 // Blocks that several entries share count once.
 uint64_t MemoryPrefixes::CountBytes() const {
   std::unordered_set<const uint16_t*> blocks;
   uint64_t bytes = 0;
-  for (const MemoryPrefix& entry : entries_) {
+  for (const auto& held : entries_) {
+    const MemoryPrefix& entry = *held;
     for (int64_t i = 0; i < entry.full.num_blocks(); ++i)
       if (entry.full.block(i) != nullptr && blocks.insert(entry.full.block(i)).second)
         bytes += entry.full.block_bytes();
@@ -82,7 +89,7 @@ uint64_t MemoryPrefixes::CountBytes() const {
 void MemoryPrefixes::MakeRoom() {
   for (num_bytes_ = CountBytes(); num_bytes_ > max_bytes_ || entries_.size() > kMaxMemoryPrefixes;
        num_bytes_ = CountBytes()) {
-    MemoryPrefix& oldest = entries_.back();
+    const MemoryPrefix& oldest = *entries_.back();
     const int64_t fit =
         static_cast<int64_t>(max_bytes_ / (oldest.full.block_bytes() + kBlockTokens * 4));
     if (entries_.size() > 1 || fit == 0 || fit >= oldest.full.num_blocks()) {
@@ -91,10 +98,9 @@ void MemoryPrefixes::MakeRoom() {
       continue;
     }
     // The only one: its beginning is what the next prompt shares most likely.
-    oldest.full = oldest.full.Fork(fit * kBlockTokens);
-    oldest.tokens.resize(fit * kBlockTokens);
-    oldest.drafts.clear();
-    oldest.scores.clear();
+    const auto tokens = oldest.tokens.begin();
+    entries_.back() = std::make_shared<MemoryPrefix>(MemoryPrefix{
+        oldest.salt, {tokens, tokens + fit * kBlockTokens}, oldest.full.Fork(fit * kBlockTokens)});
   }
 }
 

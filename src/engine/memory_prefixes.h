@@ -41,14 +41,16 @@ class MemoryPrefixes {
   explicit MemoryPrefixes(uint64_t max_bytes) : max_bytes_(max_bytes) {}
 
   struct Match {
-    const MemoryPrefix* prefix = nullptr;
-    int64_t num_tokens = 0;  // that the prompt begins with
+    std::shared_ptr<const MemoryPrefix> prefix;  // null: none. Holds though it may be evicted
+    int64_t num_tokens = 0;                      // that the prompt begins with
   };
   // The entry of this salt that shares most tokens with `tokens`; it counts as used.
   Match Find(std::string_view salt, absl::Span<const TokenId> tokens);
   // Takes the place of an entry that it continues; joins one that continues it.
   void Add(MemoryPrefix prefix);
 
+  // Evicts what is too much at once.
+  void set_max_bytes(uint64_t max_bytes);
   uint64_t num_bytes() const { return num_bytes_; }
   int64_t evicted() const { return evicted_; }
 
@@ -57,8 +59,8 @@ class MemoryPrefixes {
   uint64_t CountBytes() const;
   void MakeRoom();
 
-  const uint64_t max_bytes_;
-  std::list<MemoryPrefix> entries_;  // most recently used first
+  uint64_t max_bytes_;
+  std::list<std::shared_ptr<MemoryPrefix>> entries_;  // most recently used first
   uint64_t num_bytes_ = 0;
   int64_t evicted_ = 0;
 };

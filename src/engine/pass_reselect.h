@@ -1,14 +1,14 @@
-// verify over spilled KV: chooses a layer's draft KV anew while that layer is in memory.
+// verify's choice in a verification's own pass: a layer's draft KV is made anew as it passes by.
 //
-// A verification reads every spilled byte once; a second read to choose from would cost as much
-// again. So each layer's choice is made as it passes by, before it is known how many of the drafted
-// tokens hold, by the queries of the pass itself: wrongly drafted ones may have a vote. That costs
-// nothing but acceptance: what the draft KV keeps is free (docs/exactness.md).
+// The attention of the pass knows already what its queries look at, so the choice costs hardly more
+// than writing the draft KV; asked for afterwards, the scores cost half of that attention again,
+// and over spilled KV a second read of every byte. The price: it is not known yet how many of the
+// drafted tokens hold, so rows of wrongly drafted ones may have a vote. That costs nothing but
+// acceptance: what the draft KV keeps is free (docs/exactness.md).
 // What is kept is chosen among committed positions; the accepted rows are appended afterwards.
 #pragma once
 
-#include <vector>
-
+#include "base/aligned_buffer.h"
 #include "base/thread_pool.h"
 #include "engine/sequence.h"
 #include "kernels/kernels.h"
@@ -17,14 +17,16 @@ namespace vericache {
 
 class PassReselector : public ForwardObserver {
  public:
-  // Rebuilds sequence->draft in the pass that verifies `num_rows` rows.
+  // Rebuilds sequence->draft in the pass that verifies `num_rows` rows, from position first_pos on.
   // REQUIRES: sequence->draft, whose spec reselects; *sequence outlives the pass.
-  PassReselector(Sequence* sequence, int64_t num_rows, int num_heads, const KernelTable* kernels,
-                 ThreadPool* pool);
-  void OnLayer(const LayerRows& rows) override;
+  PassReselector(Sequence* sequence, int64_t first_pos, int64_t num_rows,
+                 const KernelTable* kernels, ThreadPool* pool);
+  void OnLayer(const LayerRows& rows) override { (void)rows; }
+  const VoteWish* WantsVotes(int layer) override;
+  void OnVotes(int layer, const LayerKeys& keys) override;
 
   // Rows of a pass of `num_rows` that vote: the newest of those that are likely to hold, where
-  // rounds have emitted `mean_run` tokens of late. [begin, end).
+  // rounds have emitted `mean_run` tokens of late, and some more if those are few. [begin, end).
   struct Voters {
     int64_t begin, end;
   };
@@ -32,11 +34,10 @@ class PassReselector : public ForwardObserver {
 
  private:
   Sequence* sequence_;
-  const int num_heads_;
   const KernelTable* kernels_;
   ThreadPool* pool_;
-  Voters voters_;
-  QueryRows queries_;
+  VoteWish wish_;
+  AlignedBuffer<float> votes_;
 };
 
 }  // namespace vericache

@@ -49,10 +49,10 @@ absl::Status Prefill::ComputeRows(Sequence* sequence, const PrefillOptions& opti
   return ForEachChunk(sequence, options, last_pos, observer, last, [](int64_t) { return true; });
 }
 
-SelectInput MakeSelectInput(const Sequence& sequence, const QueryRows& queries,
+SelectInput MakeSelectInput(const Sequence& sequence, const QueryRows* queries,
                             const KernelTable* kernels, ThreadPool* pool) {
   SelectInput input;
-  input.queries = &queries;
+  input.queries = queries;
   input.scores = sequence.scores.get();
   input.floor = sequence.floor.get();
   input.file = sequence.kept_file.get();
@@ -63,7 +63,7 @@ SelectInput MakeSelectInput(const Sequence& sequence, const QueryRows& queries,
 
 absl::Status Reselect(Sequence* sequence, const FullKv& full, const QueryRows& queries,
                       const KernelTable* kernels, ThreadPool* pool) {
-  SelectInput input = MakeSelectInput(*sequence, queries, kernels, pool);
+  SelectInput input = MakeSelectInput(*sequence, &queries, kernels, pool);
   KeptSet kept;
   return ForEachLayers(full, [&](const LayerViews& layers) {
     input.layers = &layers;
@@ -133,7 +133,8 @@ absl::Status Prefill::Run(Sequence* sequence, const PrefillOptions& options) {
   while (job.rows_left() > 0) {
     VC_ASSIGN_OR_RETURN(const RowGroup group, job.Plan(chunk));
     forward_->Run({&group, 1}, &hidden);
-    VC_RETURN_IF_ERROR(job.Settle(hidden.num_rows > 0 ? hidden.x.data() : nullptr));
+    VC_RETURN_IF_ERROR(job.Settle(
+        {hidden.x.data(), static_cast<size_t>(hidden.num_rows) * model_->config.hidden_size}));
   }
   return absl::OkStatus();
 }

@@ -13,7 +13,7 @@
 namespace vericache {
 
 // What a sequence gives its selector; the layers are the caller's to add.
-SelectInput MakeSelectInput(const Sequence& sequence, const QueryRows& queries,
+SelectInput MakeSelectInput(const Sequence& sequence, const QueryRows* queries,
                             const KernelTable* kernels, ThreadPool* pool);
 
 // Chooses anew what the draft KV keeps and makes it from `full`, the sequence's own full KV or a

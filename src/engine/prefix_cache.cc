@@ -121,13 +121,14 @@ void PrefixCache::FindScores(StoredPrefixes::Prompt* stored, const MemoryPrefixe
 }
 
 PrefixHit PrefixCache::Find(absl::Span<const TokenId> prompt, std::string_view salt,
-                            const DraftSpec& spec, int64_t known_tokens) {
+                            const DraftSpec& spec, int64_t known_tokens, const PrefixRoom& room) {
   const int64_t num_prompt = static_cast<int64_t>(prompt.size());
   PrefixHit hit;
   ++stats_.lookups;
   stats_.looked_up_tokens += num_prompt;
   if (writer_ != nullptr) writer_->Reap();
   const MemoryPrefixes::Match match = memory_.Find(salt, prompt);
+  if (room.memory_bytes < std::numeric_limits<uint64_t>::max()) LimitMemory(room.memory_bytes);
   const std::unique_ptr<StoredPrefixes::Prompt> stored = PromptInStore(prompt, salt);
   FindScores(stored.get(), match, prompt, spec, &hit);
   // The last token is always computed: its logits choose the first new one.
@@ -135,7 +136,7 @@ PrefixHit PrefixCache::Find(absl::Span<const TokenId> prompt, std::string_view s
   const int64_t num_blocks = stored != nullptr ? stored_->CountBlocks(*stored) : 0;
   std::optional<FullKv> loaded;
   if (num_blocks * kBlockTokens > std::max(common, known_tokens)) {
-    loaded.emplace(stored_->LoadBlocks(*stored, num_blocks));
+    loaded.emplace(stored_->LoadBlocks(*stored, num_blocks, room.hot_blocks));
     if (loaded->num_tokens() <= common) loaded.reset();
     if (loaded.has_value()) common = std::min(loaded->num_tokens(), num_prompt - 1);
   }
@@ -207,6 +208,10 @@ void PrefixCache::AddToStore(const Finding& f, bool keeps_draft) {
       record.score_keys.push_back(prompt->keyer.ScoresKey(record.chain[block], f.spec.score_key()));
   }
   if (!writer_->Push(std::move(record))) ++stats_.skipped_records;
+}
+
+void PrefixCache::LimitMemory(uint64_t bytes) {
+  memory_.set_max_bytes(std::min(bytes, options_.memory_bytes));
 }
 
 void PrefixCache::WaitForWrites() {

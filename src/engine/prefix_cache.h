@@ -10,6 +10,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <string>
@@ -51,6 +52,14 @@ struct PrefixHit {
   int64_t num_tokens() const { return full.has_value() ? full->num_tokens() : 0; }
 };
 
+// Under a KV budget: what a look-up may put into RAM.
+struct PrefixRoom {
+  // Whole blocks of what is loaded; the rest is spilled as it comes. < 0: as new_full says.
+  int64_t hot_blocks = -1;
+  // LimitMemory() for what is kept, before anything is loaded.
+  uint64_t memory_bytes = std::numeric_limits<uint64_t>::max();
+};
+
 class PrefixCache {
  public:
   // new_full: an empty full KV as sequences have it.
@@ -61,7 +70,10 @@ class PrefixCache {
 
   // `known_tokens`: the rows a session lends anyway; no shorter hit is given.
   PrefixHit Find(absl::Span<const TokenId> prompt, std::string_view salt, const DraftSpec& spec,
-                 int64_t known_tokens);
+                 int64_t known_tokens, const PrefixRoom& room = {});
+  // What is kept in RAM takes at most this from now on, and never more than
+  // PrefixCacheOptions::memory_bytes.
+  void LimitMemory(uint64_t bytes);
 
   // A sequence whose K/V hold for `tokens` [full.num_tokens()]: every row has been part of an
   // answer's finite logits, or will be checked here for what is not finite.

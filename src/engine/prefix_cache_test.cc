@@ -11,6 +11,8 @@
 #include <vector>
 
 #include "gtest/gtest.h"
+#include "kernels/kernels.h"
+#include "kv/kv_tier.h"
 
 namespace vericache {
 namespace {
@@ -255,6 +257,103 @@ TEST(MemoryPrefixes, EvictsByUseWithinTheBudget) {
   EXPECT_EQ(memory.Find("", Tokens(64, 1)).num_tokens, 64);
   EXPECT_EQ(memory.evicted(), 1);
   EXPECT_LE(memory.num_bytes(), 4 * block + 4 * 64 * 4 + 100);
+}
+
+// Under a KV budget: what is kept goes when running requests need the memory.
+TEST(PrefixCache, WhatIsKeptGivesWay) {
+  const uint64_t block = KvOf(Tokens(1)).block_bytes();
+  const auto cache = CacheOn(nullptr, 1 << 20);
+  Add(cache.get(), Tokens(200), KvOf(Tokens(200)));
+  Add(cache.get(), Tokens(64, 9), KvOf(Tokens(64, 9)));
+  EXPECT_EQ(cache->Stats().memory_evicted, 0);
+  cache->LimitMemory(2 * block);
+  EXPECT_EQ(cache->Stats().memory_evicted, 1);
+  EXPECT_LE(cache->Stats().memory_bytes, 2 * block);
+  EXPECT_EQ(Found(cache.get(), Tokens(300)), 0);
+  EXPECT_EQ(Found(cache.get(), Tokens(70, 9)), 64);
+  // A look-up that needs all the memory for what it finds gets it, and leaves nothing behind.
+  PrefixRoom room;
+  room.memory_bytes = 0;
+  EXPECT_EQ(cache->Find(Tokens(70, 9), "", Off(), 0, room).num_tokens(), 64);
+  EXPECT_EQ(cache->Stats().memory_bytes, 0u);
+  Add(cache.get(), Tokens(64, 9), KvOf(Tokens(64, 9)));
+  EXPECT_EQ(cache->Stats().memory_bytes, 0u) << "there is no room for it";
+  cache->LimitMemory(uint64_t{1} << 40);
+  Add(cache.get(), Tokens(200), KvOf(Tokens(200)));
+  EXPECT_EQ(Found(cache.get(), Tokens(300)), 200);
+  EXPECT_LE(cache->Stats().memory_bytes, uint64_t{1} << 20);
+}
+
+// What comes from a store is spilled as it comes: no more of it is in RAM than may stay, and two
+// blocks on their way.
+TEST(PrefixCache, LoadingHoldsNoMoreThanMayStay) {
+  Backing backing;
+  const auto tokens = Tokens(64 * 40);
+  {
+    const auto writer = CacheOn(&backing);
+    Add(writer.get(), tokens, KvOf(tokens));
+  }
+  for (const int64_t hot : {0, 5}) {
+    KvTierOptions tier_options;
+    tier_options.folder = testing::TempDir();
+    tier_options.max_tokens = 64 * 50;
+    tier_options.staging_bytes = 1 << 20;
+    const auto tier = *KvTier::Create(kShape, tier_options);
+    PrefixCacheOptions options;
+    options.identity = {"model", "tokenizer", "rope", KvFormatText(kShape), "contract", ""};
+    options.store = std::make_unique<SharedStore>(&backing);
+    PrefixCache cache(std::move(options), kShape, nullptr,
+                      [&tier] { return FullKv(kShape, nullptr, tier); });
+    PrefixRoom room;
+    room.hot_blocks = hot;
+    const PrefixHit hit = cache.Find(tokens, "", Off(), 0, room);
+    EXPECT_EQ(hit.num_tokens(), 64 * 40 - 1);
+    EXPECT_LE(tier->pool().num_used_peak(), hot + 2);
+    std::vector<uint16_t> values(hit.full->block_bytes() / 2);
+    const FullKv want = KvOf(tokens);
+    for (const int64_t block : {0, 4, 5, 38}) {
+      ASSERT_TRUE(hit.full->ReadBlock(block, values.data()).ok());
+      EXPECT_EQ(std::memcmp(values.data(), want.block(block), want.block_bytes()), 0) << block;
+    }
+  }
+}
+
+// A draft KV under the name of these tokens that stands for fewer or more of them is none.
+TEST(PrefixCache, AStoredDraftOfAnotherLengthIsRefused) {
+  const DraftSpec spec = *ParseDraftSpec("int8");
+  const auto tokens = Tokens(100);
+  ThreadPool pool(1);
+  const KernelTable* kernels = *SelectKernels("scalar");
+  const auto draft_of = [&](int64_t n) {
+    const FullKv full = KvOf(absl::MakeConstSpan(tokens).first(n));
+    DraftKv draft = NewDraftKv(kShape, spec, kernels);
+    KeptSet kept;
+    for (int list = 0; list < kShape.num_layers * kShape.num_kv_heads; ++list) {
+      kept.positions.emplace_back();
+      for (int64_t pos = 0; pos < n; ++pos)
+        kept.positions.back().push_back(static_cast<int32_t>(pos));
+    }
+    draft.Rebuild(full, kept, &pool);
+    std::string bytes;
+    draft.AppendTo(&bytes);
+    return bytes;
+  };
+  for (const int64_t stands_for : {100, 99, 64}) {
+    Backing backing;
+    SharedStore store(&backing);
+    StoredPrefixes stored(&store, kShape, kernels, [] { return FullKv(kShape, nullptr); });
+    const StoredPrefixes::Prompt prompt(
+        tokens, {"model", "tokenizer", "rope", KvFormatText(kShape), "contract", ""}, 256);
+    StoredPrefixes::Record record{FullKv(kShape, nullptr)};
+    record.draft = draft_of(stands_for);
+    record.draft_last = prompt.LastKey(100);
+    record.draft_key = prompt.keyer.DraftKey(record.draft_last, spec.ToString());
+    const auto ids = prompt.LastIds(100);
+    record.draft_ids.assign(ids.begin(), ids.end());
+    ASSERT_TRUE(stored.Save(record));
+    const std::optional<DraftKv> draft = stored.LoadDraft(prompt, 100, spec);
+    EXPECT_EQ(draft.has_value(), stands_for == 100) << stands_for;
+  }
 }
 
 TEST(MemoryPrefixes, AContinuationTakesItsBeginningsPlace) {

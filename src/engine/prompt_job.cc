@@ -43,13 +43,35 @@ absl::StatusOr<RowGroup> PromptJob::Plan(int64_t num_rows) {
   group.first_pos = begin;
   group.kv = &s.full;
   group.logits_begin = resumes_ ? planned_ : std::clamp<int64_t>(target_ - 1 - begin, 0, planned_);
+  if (wants_all_rows()) group.logits_begin = 0;
   group.observer = observers_.empty() ? nullptr : &observers_;
   return group;
 }
 
-absl::Status PromptJob::Settle(const float* hidden) {
+absl::Status PromptJob::ShowRows(absl::Span<const float> hidden, int64_t first_pos) {
   Sequence& s = *sequence_;
+  const int64_t width = model_->config.hidden_size, vocab = model_->config.vocab_size;
+  const int64_t num_rows = std::min(planned_, target_ - 1 - first_pos);
+  std::vector<float> logits(kLogitsRows * vocab);
+  std::vector<const float*> rows;
+  for (int64_t begin = 0; begin < num_rows; begin += kLogitsRows) {
+    const int64_t n = std::min(kLogitsRows, num_rows - begin);
+    rows.clear();
+    for (int64_t i = 0; i < n; ++i) rows.push_back(hidden.data() + (begin + i) * width);
+    forward_->LogitsOf(rows, logits.data());
+    for (int64_t i = 0; i < n; ++i)
+      VC_RETURN_IF_ERROR(s.on_prompt_row(first_pos + begin + i, logits.data() + i * vocab));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status PromptJob::Settle(absl::Span<const float> rows) {
+  Sequence& s = *sequence_;
+  const int64_t first_pos = s.full.num_tokens();
   VC_RETURN_IF_ERROR(prefill_->CommitChunk(&s, planned_));
+  if (wants_all_rows()) VC_RETURN_IF_ERROR(ShowRows(rows, first_pos));
+  const float* hidden =
+      rows.empty() ? nullptr : rows.data() + rows.size() - model_->config.hidden_size;
   if (options_.progress && !options_.progress(s.full.num_tokens(), target_))
     return absl::CancelledError("stopped during prefill");
   return rows_left() > 0 ? absl::OkStatus() : FinishPrompt(hidden);
@@ -87,7 +109,9 @@ void PromptJob::EmitFirst(const float* hidden) {
     return;
   }
   AcceptWalk walk({}, s.max_tokens);
-  walk.Push(choice.id, s.ends_generation(choice.id));
+  bool ends = s.ends_generation(choice.id);
+  if (s.on_verified && s.on_verified(choice.id, logits.data())) ends = true;
+  walk.Push(choice.id, ends);
   s.chain.Push(logits.data(), model_->config.vocab_size);
   s.tokens.push_back(choice.id);
   s.finish = walk.finish();

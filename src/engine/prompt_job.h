@@ -13,6 +13,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/types/span.h"
 #include "engine/prefill.h"
 #include "engine/scorers.h"
 #include "engine/sequence.h"
@@ -31,13 +32,15 @@ class PromptJob {
   // The next `num_rows` rows, at most rows_left(). The last chunk has one row with logits.
   // ERRORS: kResourceExhausted: no room for their K/V.
   absl::StatusOr<RowGroup> Plan(int64_t num_rows);
-  // After the pass. hidden: [hidden_size] of the prompt's last row; null if it was not in the
-  // chunk. Behind the last chunk this makes the scores that the spec needs (kvzip runs passes of
-  // its own), emits the first token and builds the draft KV.
-  // ERRORS: those of Prefill::Run. What was computed before stays valid.
-  absl::Status Settle(const float* hidden);
+  // After the pass. hidden: [rows with logits][hidden_size] of the chunk, the prompt's last row
+  // last; empty if there are none. Behind the last chunk this makes the scores that the spec needs
+  // (kvzip runs passes of its own), emits the first token and builds the draft KV. ERRORS: those of
+  // Prefill::Run. What was computed before stays valid.
+  absl::Status Settle(absl::Span<const float> hidden);
 
  private:
+  bool wants_all_rows() const { return !resumes_ && sequence_->on_prompt_row != nullptr; }
+  absl::Status ShowRows(absl::Span<const float> hidden, int64_t first_pos);
   void EmitFirst(const float* hidden);
   absl::Status FinishPrompt(const float* hidden);
 

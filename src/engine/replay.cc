@@ -68,6 +68,8 @@ double DraftReplay::KlOf(const float* full, const float* draft) {
 int DraftReplay::DraftAlong(const RecordedAnswer& answer, int64_t pending, int64_t max_rows,
                             Sequence* s, ReplayedRounds* rounds) {
   const int64_t vocab = model_->config.vocab_size;
+  s->draft_vocab.Update(absl::MakeConstSpan(answer.tokens).first(pending + 1), vocab,
+                        s->ends_generation);
   int64_t accepted = 0;
   for (int64_t num_rows = kFirstRows; accepted < max_rows;
        num_rows = std::min(kMostRows, 2 * num_rows)) {
@@ -82,15 +84,18 @@ int DraftReplay::DraftAlong(const RecordedAnswer& answer, int64_t pending, int64
       if (row % kLogitsRows == 0)
         forward_->Logits(hidden_, row, std::min(kLogitsRows, hidden_.num_rows - row),
                          logits_.data());
-      const float* logits = logits_.data() + row % kLogitsRows * vocab;
+      float* logits = logits_.data() + row % kLogitsRows * vocab;
       const int64_t pos = group.first_pos + row + 1;
       const auto history = absl::MakeConstSpan(answer.tokens).first(pos);
+      const int64_t recorded = pos - 1 - answer.num_prompt;
+      const bool has_kl = (recorded + 1) * vocab <= static_cast<int64_t>(answer.logits.size());
+      const double kl = has_kl ? KlOf(answer.logits.data() + recorded * vocab, logits) : 0;
+      HideOthers(s->draft_vocab.tiles(), vocab, logits);
       const RowChoice choice = s->sampler.Choose(logits, pos, history, answer.num_prompt);
       ++rounds->num_compared;
-      const int64_t recorded = pos - 1 - answer.num_prompt;
-      if (!choice.bad && (recorded + 1) * vocab <= static_cast<int64_t>(answer.logits.size())) {
+      if (!choice.bad && has_kl) {
         ++rounds->num_kl;
-        rounds->kl_sum += KlOf(answer.logits.data() + recorded * vocab, logits);
+        rounds->kl_sum += kl;
       }
       if (choice.bad || choice.id != answer.tokens[pos]) return static_cast<int>(accepted);
       ++rounds->num_agreed;

@@ -3,7 +3,8 @@
 // A round's outcome depends on the answer's tokens, its exact K/V and queries, and the draft KV,
 // all of which are known once the answer is. So a draft is checked many rows at a time instead of
 // token by token, and no verification runs at all. The run lengths are those of real rounds, one by
-// one (tests/exactness/replay_test.cc); what takes minutes a compressor takes seconds.
+// one (tests/exactness/replay_test.cc), but for `verify`, which really chooses in a round's own
+// pass, where wrongly drafted rows have a vote. What takes minutes a compressor takes seconds.
 #pragma once
 
 #include <cstdint>

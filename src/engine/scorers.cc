@@ -20,6 +20,22 @@ void ObserverList::OnLayer(const LayerRows& rows) {
   for (ForwardObserver* observer : observers_) observer->OnLayer(rows);
 }
 
+const VoteWish* ObserverList::WantsVotes(int layer) {
+  for (ForwardObserver* observer : observers_) {
+    const VoteWish* wish = observer->WantsVotes(layer);
+    if (wish == nullptr) continue;
+    votes_for_ = observer;
+    return wish;
+  }
+  return nullptr;
+}
+
+void ObserverList::OnKeys(const LayerRows& rows, const LayerKeys& keys) {
+  for (ForwardObserver* observer : observers_) observer->OnKeys(rows, keys);
+}
+
+void ObserverList::OnVotes(int layer, const LayerKeys& keys) { votes_for_->OnVotes(layer, keys); }
+
 PromptScorer::PromptScorer(const DraftSpec& spec, const Model* model, int64_t num_tokens,
                            ThreadPool* pool)
     : spec_(spec), model_(model), num_tokens_(num_tokens), pool_(pool) {

@@ -22,9 +22,14 @@ class ObserverList : public ForwardObserver {
   bool empty() const { return observers_.empty(); }
   bool wants_raw_queries() const override;
   void OnLayer(const LayerRows& rows) override;
+  // REQUIRES: at most one of them wants votes.
+  const VoteWish* WantsVotes(int layer) override;
+  void OnKeys(const LayerRows& rows, const LayerKeys& keys) override;
+  void OnVotes(int layer, const LayerKeys& keys) override;
 
  private:
   std::vector<ForwardObserver*> observers_;
+  ForwardObserver* votes_for_ = nullptr;  // whose wish WantsVotes() returned last
 };
 
 // Makes the scores of one spec over the first `num_tokens` tokens of a sequence.

@@ -14,6 +14,7 @@
 #include "base/types.h"
 #include "engine/acceptance.h"
 #include "engine/draft_length.h"
+#include "engine/draft_vocab.h"
 #include "engine/logits_chain.h"
 #include "engine/ngram_proposer.h"
 #include "engine/query_window.h"
@@ -69,6 +70,8 @@ struct Sequence {
 
   int plain_rounds = 0;  // since the draft KV was last chosen anew
 
+  DraftVocab draft_vocab;  // what the drafter chooses from
+
   // The drafter's proposal of the current round (empty between rounds).
   std::vector<DraftToken> drafted;
   // What else proposes tokens: look-up, and a smaller model with K/V of its own over the same
@@ -77,6 +80,13 @@ struct Sequence {
   std::unique_ptr<Sequence> small;
   int64_t small_bytes = 0;  // of its K/V at most; 0: no model may propose
 
+  // Called once for each emitted token, in order, with the full KV's logits that chose it. True
+  // ends the answer with this token (a stop string): nothing behind it is emitted. May be empty.
+  std::function<bool(TokenId, const float* logits)> on_verified;
+  // Called for each row of the prompt but the last with the logits that would choose token pos + 1;
+  // once more for a row that is computed again. An error fails the sequence. May be empty.
+  // REQUIRES: the sequence begins with nothing computed.
+  std::function<absl::Status(int64_t pos, const float* logits)> on_prompt_row;
   // Called after each drafted token, for live views. May be empty.
   std::function<void(const Sequence&)> on_drafted;
   // Test hook: replaces the drafter's choice; gets the choice and its position.

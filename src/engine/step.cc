@@ -42,15 +42,14 @@ void StepRunner::Run(absl::Span<StepItem> items, bool with_confidence) {
   const size_t width = hidden_.num_rows > 0 ? hidden_.x.size() / hidden_.num_rows : 0;
   std::vector<std::vector<float>> last_rows;
   for (size_t i = batch_.size() - prompts.size(); i < batch_.size(); ++i) {
-    std::vector<float>& row = last_rows.emplace_back();
-    if (batch_[i].logits_begin == static_cast<int64_t>(batch_[i].tokens.size())) continue;
-    const float* x = hidden_.x.data() + next_hidden++ * width;
-    row.assign(x, x + width);
+    const int64_t n = static_cast<int64_t>(batch_[i].tokens.size()) - batch_[i].logits_begin;
+    const float* x = hidden_.x.data() + next_hidden * width;
+    last_rows.emplace_back(x, x + n * width);
+    next_hidden += n;
   }
   verifier_.Settle(hidden_, first_verified);
   for (size_t i = 0; i < prompts.size(); ++i) {
-    const absl::Status status =
-        prompts[i]->prompt->Settle(last_rows[i].empty() ? nullptr : last_rows[i].data());
+    const absl::Status status = prompts[i]->prompt->Settle(last_rows[i]);
     if (!status.ok()) prompts[i]->sequence->Fail(status);
   }
   size_t drafted = 0;

@@ -9,7 +9,7 @@
 namespace vericache {
 namespace {
 
-constexpr int64_t kLoadedAtOnce = 16;  // blocks between two looks at what must be spilled
+constexpr int64_t kLoadedAtOnce = 2;  // blocks between two looks at what must be spilled
 
 std::string_view TextOf(const void* data, size_t size) {
   return {static_cast<const char*>(data), size};
@@ -50,8 +50,9 @@ absl::StatusOr<absl::Span<const uint8_t>> StoredPrefixes::Fetch(const BlobKey& k
   return OpenPrefixBlob({blob->data(), blob->size()}, kind, prefix, ids);
 }
 
-FullKv StoredPrefixes::LoadBlocks(const Prompt& prompt, int64_t num_blocks) {
+FullKv StoredPrefixes::LoadBlocks(const Prompt& prompt, int64_t num_blocks, int64_t hot_blocks) {
   FullKv full = new_full_();
+  if (hot_blocks >= 0) full.set_hot_blocks(hot_blocks);
   int64_t loaded = 0;
   for (BlobBytes blob; loaded < num_blocks; ++loaded) {
     // Block by block: more than fits into memory goes to the tier as it comes.

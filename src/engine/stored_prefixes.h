@@ -54,8 +54,9 @@ class StoredPrefixes {
 
   // Whole blocks that the store seems to have from position 0 on.
   int64_t CountBlocks(const Prompt& prompt) const;
-  // The first `num_blocks` blocks, or as many as are sound. Empty: no memory.
-  FullKv LoadBlocks(const Prompt& prompt, int64_t num_blocks);
+  // The first `num_blocks` blocks, or as many as are sound. Empty: no memory. hot_blocks: whole
+  // blocks that may stay in RAM; < 0: as new_full has it.
+  FullKv LoadBlocks(const Prompt& prompt, int64_t num_blocks, int64_t hot_blocks = -1);
   // The draft KV of the first `num_tokens` tokens.
   std::optional<DraftKv> LoadDraft(const Prompt& prompt, int64_t num_tokens, const DraftSpec& spec);
   // Scores of as many blocks from position 0 on as have some; null if none has.

@@ -85,9 +85,13 @@ void Verifier::Observe(Task* task, RowGroup* group) {
   task->keeps_choice = s->drafted.empty() && s->plain_rounds + 1 < kPlainRoundsPerChoice;
   if (!s->queries.has_value() || !s->spec.reselects()) return;
   group->observer = &*s->queries;
-  if (s->full.num_cold_blocks() == 0 || !s->draft.has_value() || task->keeps_choice) return;
-  task->reselector.emplace(s, group->tokens.size(), model_->config.num_heads, model_->kernels,
-                           pool_);
+  if (!s->draft.has_value() || task->keeps_choice) return;
+  // In RAM asking afterwards is cheap where few rows vote: after a plain round, whose single query
+  // votes badly without those of the rounds before; and vegas, which asks two.
+  if (s->full.num_cold_blocks() == 0 &&
+      (s->drafted.empty() || s->spec.score == VerifyScore::kVegas))
+    return;
+  task->reselector.emplace(s, group->first_pos, group->tokens.size(), model_->kernels, pool_);
   task->observers = ObserverList();
   task->observers.Add(&*s->queries);
   task->observers.Add(&*task->reselector);
@@ -139,11 +143,14 @@ bool Verifier::TakeRow(Task* task, const float* logits) {
     return false;
   }
   s.chain.Push(logits, model_->config.vocab_size);
-  return task->walk.Push(choice.id, s.ends_generation(choice.id));
+  bool ends = s.ends_generation(choice.id);
+  if (s.on_verified && s.on_verified(choice.id, logits)) ends = true;
+  return task->walk.Push(choice.id, ends);
 }
 
-// The exact rows of emitted tokens enter the draft KV: behind what it has, or in a new choice by
-// the queries that just passed by (acceptance.md: the largest single effect on run lengths).
+// The exact rows of emitted tokens enter the draft KV behind what it has, which the pass may have
+// chosen anew (acceptance.md: the largest single effect on run lengths); after plain rounds they
+// enter in a new choice by the queries of those.
 absl::Status Verifier::CommitDraft(const Task& task, int64_t pos_begin, int64_t pos_end) {
   Sequence* s = task.sequence;
   if (!s->queries.has_value() || !s->spec.reselects() || task.reselector.has_value() ||

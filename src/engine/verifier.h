@@ -47,7 +47,7 @@ class Verifier {
     AcceptWalk walk;
     bool wants_row = false;
     bool keeps_choice = false;  // the draft KV gets the new rows and is not chosen anew
-    std::optional<PassReselector> reselector;  // where K/V are spilled
+    std::optional<PassReselector> reselector;  // chooses anew in the pass
     ObserverList observers;
   };
   void VerifyPass(absl::Span<Sequence* const> sequences);

@@ -5,6 +5,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <limits>
@@ -275,12 +276,12 @@ absl::Status GgufFile::CheckStillWhole() const {
       info.st_size, " now: it was changed while in use; restore it and start again"));
 }
 
-void GgufFile::DropPages(const GgufTensor& tensor) const {
+void GgufFile::DropPages(const GgufTensor& tensor, uint64_t num_bytes) const {
   if (mapping_ == nullptr) return;  // memory of the caller would be lost, not re-read
   // Whole pages only: those at the edges hold bytes of the neighbours as well.
   const uint64_t page = static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
   const uint64_t begin = (tensor.offset + page - 1) / page * page;
-  const uint64_t end = (tensor.offset + tensor.num_bytes) / page * page;
+  const uint64_t end = (tensor.offset + std::min(num_bytes, tensor.num_bytes)) / page * page;
   if (begin < end) {
     // Advice only: nothing to do if the kernel declines.
     (void)madvise(static_cast<uint8_t*>(mapping_) + begin, end - begin, MADV_DONTNEED);

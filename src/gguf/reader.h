@@ -108,8 +108,10 @@ class GgufFile {
   // Re-checks that the file on disk still has the mapped length (a file cut while mapped would
   // fault later). ERRORS: kDataLoss naming both sizes.
   absl::Status CheckStillWhole() const;
-  // Tells the kernel that a tensor's pages may be dropped (it has been repacked).
-  void DropPages(const GgufTensor& tensor) const;
+  // Tells the kernel that the pages of a tensor's first `num_bytes` bytes may be dropped from this
+  // process (they have been repacked). They are read again if they are touched.
+  void DropPages(const GgufTensor& tensor, uint64_t num_bytes) const;
+  void DropPages(const GgufTensor& tensor) const { DropPages(tensor, tensor.num_bytes); }
 
  private:
   GgufFile() = default;

@@ -416,6 +416,105 @@ TEST(Attention, SegmentWithoutKeysIsEmpty) {
   }
 }
 
+// What the rows [row_begin, row_end) of a whole attention give each of the first num_keys keys, by
+// the kernels: [num_keys].
+std::vector<float> Votes(const KernelTable& table, const TestKv& kv, AttnRows rows,
+                         int64_t row_begin, int64_t row_end, int64_t num_keys) {
+  const int64_t num_blocks = (num_keys + 63) / 64, num_rows = row_end - row_begin;
+  std::vector<uint16_t> p(num_blocks * num_rows * 64, 0x7e00);
+  std::vector<float> block_max(num_blocks * num_rows, kNan);
+  State total(rows.num_rows, kv.padded()), next(rows.num_rows, kv.padded());
+  std::vector<float> scratch(AttnScratchFloats(kv.head_dim()), kNan);
+  const int64_t last_pos = rows.first_pos + (rows.num_rows - 1) / rows.heads_per_kv;
+  for (int64_t s = 0; s <= last_pos / kSegmentTokens; ++s) {
+    State& state = s == 0 ? total : next;
+    rows.probs = {};
+    if (const int64_t first = s * 16; first < num_blocks)
+      rows.probs = {p.data() + first * num_rows * 64,
+                    block_max.data() + first * num_rows,
+                    num_rows,
+                    row_begin,
+                    num_rows,
+                    num_blocks - first};
+    table.attend_segment(kv.view(), 0, rows, s, state.View(), scratch.data());
+    if (s > 0) table.attend_combine(rows.num_rows, kv.padded(), next.View(), total.View());
+  }
+  std::vector<float> inverse;
+  for (int64_t r = row_begin; r < row_end; ++r) {
+    float sum = 0;
+    for (int l = 0; l < 16; ++l) sum += total.sum[r * 16 + l];
+    inverse.push_back(1.0f / sum);
+  }
+  std::vector<float> votes(num_blocks * 64);
+  for (int64_t b = 0; b < num_blocks; ++b)
+    table.sum_votes(p.data() + b * num_rows * 64, block_max.data() + b * num_rows, num_rows,
+                    total.max.data() + row_begin, inverse.data(), votes.data() + b * 64);
+  votes.resize(num_keys);
+  return votes;
+}
+
+TEST(Votes, AreTheSoftmaxOfTheRowsThatAreAskedAndTheSameInEveryTable) {
+  for (const int64_t first_pos : {1, 63, 64, 130, 1024, 1100, 2500}) {
+    for (const auto& [m, heads] : {std::pair<int64_t, int>{1, 7}, {5, 3}, {17, 7}, {33, 1}}) {
+      TestKv kv(32, first_pos + m, first_pos + m);
+      const auto q = RandomQ(m, heads, 32, 9);
+      const AttnRows rows = LastRows(kv, q, m, heads);
+      const int64_t row_begin = m / 3 * heads, row_end = (m - m / 4) * heads;
+      std::vector<double> expected(first_pos, 0.0);
+      for (int64_t r = row_begin; r < row_end; ++r) {
+        std::vector<double> e;
+        double sum = 0;
+        for (int64_t j = 0; j <= first_pos + r / heads; ++j) {
+          double dot = 0;
+          for (int d = 0; d < 32; ++d) dot += q[r * 32 + d] * F16ToF32(*kv.K(j, 0, d));
+          e.push_back(std::exp(dot));
+          sum += e.back();
+        }
+        for (int64_t j = 0; j < first_pos; ++j) expected[j] += e[j] / sum;
+      }
+      const std::vector<float> judge = Votes(Judge(), kv, rows, row_begin, row_end, first_pos);
+      for (int64_t j = 0; j < first_pos; ++j)  // f16 keeps 11 bits of each share
+        ASSERT_NEAR(judge[j], expected[j], 1e-3 * expected[j] + 1e-6) << first_pos << " " << j;
+      for (const KernelTable* table : AllKernelTables()) {
+        if (std::string(table->name) == "scalar-baseline" && first_pos > 200) continue;  // slow
+        EXPECT_TRUE(AllSameBits(Votes(*table, kv, rows, row_begin, row_end, first_pos), judge))
+            << table->name << " first " << first_pos << " rows " << m;
+      }
+    }
+  }
+}
+
+TEST(Votes, ARowThatIsNotFiniteHasNone) {
+  TestKv kv(16, 100, 3);
+  auto q = RandomQ(3, 1, 16, 4);
+  const AttnRows rows = LastRows(kv, q, 3, 1);
+  const std::vector<float> first = Votes(Judge(), kv, rows, 0, 1, 97);
+  q[2 * 16 + 3] = kNan;
+  q[1 * 16 + 5] = kInf;
+  for (const KernelTable* table : AllKernelTables())
+    EXPECT_TRUE(AllSameBits(Votes(*table, kv, rows, 0, 3, 97), first)) << table->name;
+}
+
+// Asking changes nothing for the answer.
+TEST(Votes, AskingLeavesStatesAlone) {
+  TestKv kv(64, 300, 5);
+  const auto q = RandomQ(9, 3, 64, 6);
+  AttnRows rows = LastRows(kv, q, 9, 3);
+  for (const KernelTable* table : AllKernelTables()) {
+    State asked(27, 64), expected(27, 64);
+    std::vector<float> scratch(AttnScratchFloats(64), kNan), max(5 * 27);
+    std::vector<uint16_t> p(5 * 27 * 64);
+    rows.probs = {};
+    table->attend_segment(kv.view(), 1, rows, 0, expected.View(), scratch.data());
+    rows.probs = {p.data(), max.data(), 27, 0, 27, 4};
+    table->attend_segment(kv.view(), 1, rows, 0, asked.View(), scratch.data());
+    EXPECT_TRUE(AllSameBits(asked.max, expected.max));
+    EXPECT_TRUE(AllSameBits(asked.sum, expected.sum));
+    EXPECT_TRUE(AllSameBits(asked.acc, expected.acc));
+    EXPECT_EQ(p[4 * 27 * 64], 0) << "behind the last block that is asked for";
+  }
+}
+
 TEST(KeyScores, AreTheChainsOfTheContractAndEndWhereTold) {
   for (const int head_dim : {5, 64, 600}) {
     TestKv kv(head_dim, 150, 31);

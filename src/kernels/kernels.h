@@ -54,6 +54,17 @@ struct AttnState {
   float* acc;  // [rows][padded_head_dim]
 };
 
+// Where a call leaves what some of its rows gave each key of the segment's first blocks, all of
+// which those rows see whole or up to where nobody asks: probabilities beside the row's maximum so
+// far, which sum_votes() brings to one scale.
+struct AttnProbs {
+  uint16_t* p = nullptr;                // [num_blocks][ld][64] f16, in (0, 1]; null: nobody asks
+  float* max = nullptr;                 // [num_blocks][ld], of scores times log2(e)
+  int64_t ld = 0;                       // rows of a block, of all calls that share the arrays
+  int64_t row_begin = 0, num_rows = 0;  // of the call's flattened rows; row_begin goes to row 0
+  int64_t num_blocks = 0;
+};
+
 // The queries of one tile: `num_rows` flattened rows of one KV head.
 struct AttnRows {
   const float* q = nullptr;  // [num_rows][head_dim], already scaled by 1/sqrt(head_dim)
@@ -61,6 +72,7 @@ struct AttnRows {
   int heads_per_kv = 1;
   // Position of flattened row 0; row r sees keys [0, first_pos + r / heads_per_kv].
   int64_t first_pos = 0;
+  AttnProbs probs = {};
 };
 // Most flattened rows one attention call takes; bounds the scratch.
 inline constexpr int64_t kMaxAttnRows = 128;
@@ -124,6 +136,11 @@ struct KernelTable {
   // out[r][d] = acc / sum for d < head_dim; out has ldo floats a row.
   void (*attend_finish)(int64_t num_rows, int64_t head_dim, AttnState total, float* out,
                         int64_t ldo);
+  // One block of AttnProbs: votes[j] = sum over rows r, in order, of p[r][j] * w[r], j < 64, where
+  // w[r] = exp2(block_max[r] - row_max[r]) * inverse_sum[r]: row_max and 1 / sum of the whole row.
+  // A row whose weight is not above 0 or not finite is left out. Used by compressors.
+  void (*sum_votes)(const uint16_t* p, const float* block_max, int64_t num_rows,
+                    const float* row_max, const float* inverse_sum, float* votes);
   // scores[r * ld + j] = q_r . k_j for keys j in [key_begin, key_end) (multiples of 16 or the end;
   // j is the absolute position), unmasked, in natural units. Used by compressors.
   void (*key_scores)(const FullKvView& kv, int kv_head, const AttnRows& rows, int64_t key_begin,

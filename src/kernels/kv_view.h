@@ -40,12 +40,13 @@ struct KvShape {
 // One layer of a full KV. Position p lives in block p / 64.
 struct FullKvView {
   const uint16_t* const* blocks = nullptr;  // [ceil(num_tokens / 64)]; see layer_offset
-  size_t layer_offset = 0;  // values from a block's start to this layer's [num_kv_heads][K | V]
+  size_t layer_offset = 0;  // values from a block's start to this layer's [heads][K | V]
+  int first_head = 0;       // the KV head that stands there first; those before are not at hand
   KvShape shape;
   int64_t num_tokens = 0;
 
   const uint16_t* Head(int64_t block_idx, int kv_head) const {
-    return blocks[block_idx] + layer_offset + shape.head_block_values() * kv_head;
+    return blocks[block_idx] + layer_offset + shape.head_block_values() * (kv_head - first_head);
   }
 };
 
@@ -133,11 +134,31 @@ class KvSource {
   // +-65504). k, v: [num_rows][num_kv_heads][head_dim] fp32; k already rotated.
   // REQUIRES: room was reserved by the owner before the pass.
   virtual void Append(int layer, const float* k, const float* v, int64_t num_rows) = 0;
-  // All rows of `layer` up to and including those just appended. Valid until the next call. May
-  // sleep until they are in memory.
+  // All rows of `layer` up to and including those just appended. Valid until the next call.
   virtual KvView Layer(int layer) = 0;
-  // The pass has read what it needs of `layer`: what was fetched for it may go.
-  virtual void DoneWith(int layer) { (void)layer; }
+
+  // True: K/V come in from a tier, one KV head of a layer at a time. Head() is then asked for all
+  // heads of a layer in order, instead of Layer(); it may sleep until the rows are in memory, which
+  // are there until DoneWith() gives them back.
+  virtual bool by_head() const { return false; }
+  virtual KvView Head(int layer, int kv_head) {
+    (void)kv_head;
+    return Layer(layer);
+  }
+  virtual void DoneWith(int layer, int kv_head) {
+    (void)layer;
+    (void)kv_head;
+  }
+};
+
+// Asks a pass what its rows attend to: for each key that was there before the pass, its softmax
+// weight, summed over rows [row_begin, row_end) of a group and over the heads of a KV head.
+struct VoteWish {
+  int64_t row_begin = 0, row_end = 0;
+  int64_t num_keys = 0;    // the first so many positions; at most the position of row 0
+  float* votes = nullptr;  // [num_kv_heads][votes_ld()], set by the pass; columns from num_keys on
+                           // are nobody's. A row that is not finite has no vote.
+  int64_t votes_ld() const { return (num_keys + 63) / 64 * 64; }
 };
 
 // Sees what each layer computes; feeds compressors. All arrays are fp32, row-major.
@@ -153,11 +174,30 @@ class ForwardObserver {
     const float* k;       // [num_rows][num_kv_heads * head_dim], after rope
     const float* v;       // [num_rows][num_kv_heads * head_dim]
     const float* raw_q;   // q before rope; null unless wants_raw_queries()
-    KvView kv;            // all rows of the layer so far, these included
+  };
+  // KV heads [head_begin, head_end) of a layer: all its rows so far, those of the pass included.
+  struct LayerKeys {
+    KvView kv;
+    int head_begin, head_end;
   };
   virtual bool wants_raw_queries() const { return false; }
   // Called between passes over weights, on the thread that runs the pass.
   virtual void OnLayer(const LayerRows& rows) = 0;
+  // After OnLayer(), before the attention of these heads; a layer's heads come in one call or more.
+  virtual void OnKeys(const LayerRows& rows, const LayerKeys& keys) {
+    (void)rows;
+    (void)keys;
+  }
+  // Asked after OnLayer(): what to fill in, or null. Over full KV.
+  virtual const VoteWish* WantsVotes(int layer) {
+    (void)layer;
+    return nullptr;
+  }
+  // The wish is fulfilled for these heads of `layer`.
+  virtual void OnVotes(int layer, const LayerKeys& keys) {
+    (void)layer;
+    (void)keys;
+  }
 };
 
 }  // namespace vericache

@@ -211,49 +211,62 @@ void DraftKv::FoldTail(Head* head, int layer, Scratch* scratch) {
   }
 }
 
-void DraftKv::RebuildHead(const FullKvView& view, int layer, int kv_head,
-                          absl::Span<const int32_t> kept, Scratch* scratch) {
-  const int padded = shape_.padded_head_dim();
-  Head& head = HeadAt(layer, kv_head);
-  head.Clear();
-  if (HasGroups(layer)) ResizeGroups(&head, layer, NumFreshGroups(codecs_[layer], kept.size()));
-  for (int64_t group = 0; group < head.num_groups; ++group) {
+// Groups [begin, end) of a head, from its kept positions.
+void DraftKv::EncodeKept(const FullKvView& view, int layer, int kv_head,
+                         absl::Span<const int32_t> kept, int64_t begin, int64_t end,
+                         Scratch* scratch) {
+  for (int64_t group = begin; group < end; ++group) {
     const absl::Span<const int32_t> keys = kept.subspan(group * kDraftGroup, kDraftGroup);
     for (int half = 0; half < 2; ++half) {
       GatherKeys(view, kv_head, keys.subspan(half * kKvLanes, kKvLanes), kDraftGroup,
                  scratch->k16.data() + half * kKvLanes);
     }
-    GatherValues(view, kv_head, keys, 16, padded, scratch->v16.data());
-    EncodeGroup(&head, layer, group, scratch);
+    GatherValues(view, kv_head, keys, 16, shape_.padded_head_dim(), scratch->v16.data());
+    EncodeGroup(&HeadAt(layer, kv_head), layer, group, scratch);
   }
-  PushTailRows(view, kv_head, kept.subspan(head.num_groups * kDraftGroup), &head);
 }
 
+// Pieces of a head, so that all threads have work where a single head is at hand.
 void DraftKv::Rebuild(const LayerViews& layers, const KeptSet& kept, ThreadPool* pool) {
+  constexpr int64_t kGroupsPerTask = 16;
   VC_CHECK(kept.positions.size() == heads_.size());
   num_tokens_ = layers.num_tokens();
   std::fill(provisional_.begin() + layers.first, provisional_.begin() + layers.end(), 0);
   ReserveScratch(pool->num_threads());
-  const int64_t num_heads = shape_.num_kv_heads, first = layers.first * num_heads;
-  pool->ParallelFor(layers.end() * num_heads - first, [&](int64_t i, int thread) {
-    const int layer = static_cast<int>((first + i) / num_heads);
-    RebuildHead(layers[layer], layer, static_cast<int>(i % num_heads), kept.positions[first + i],
-                &scratch_[thread]);
+  const int64_t first = layers.first_list(), num_heads = shape_.num_kv_heads;
+  int64_t num_tasks = 1;  // of a head: one for its tail
+  for (int64_t list = first; list < layers.end_list(); ++list) {
+    const int layer = static_cast<int>(list / num_heads);
+    Head& head = heads_[list];
+    head.Clear();
+    if (!HasGroups(layer)) continue;
+    ResizeGroups(&head, layer, NumFreshGroups(codecs_[layer], kept.positions[list].size()));
+    num_tasks = std::max(num_tasks, 1 + CeilDiv(head.num_groups, kGroupsPerTask));
+  }
+  pool->ParallelFor((layers.end_list() - first) * num_tasks, [&](int64_t i, int thread) {
+    const int64_t list = first + i / num_tasks, begin = (i % num_tasks - 1) * kGroupsPerTask;
+    const int layer = static_cast<int>(list / num_heads), h = static_cast<int>(list % num_heads);
+    const absl::Span<const int32_t> positions = kept.positions[list];
+    Head& head = heads_[list];
+    if (begin < 0) {
+      PushTailRows(layers[layer], h, positions.subspan(head.num_groups * kDraftGroup), &head);
+    } else {
+      EncodeKept(layers[layer], layer, h, positions, begin,
+                 std::min(head.num_groups, begin + kGroupsPerTask), &scratch_[thread]);
+    }
   });
 }
 
-void DraftKv::CommitLayer(const FullKvView& view, int layer, int64_t pos_begin, int64_t pos_end,
-                          Scratch* scratch) {
-  for (int h = 0; h < shape_.num_kv_heads; ++h) {
-    Head& head = HeadAt(layer, h);
-    for (int64_t pos = pos_begin; pos < pos_end; pos += kKvLanes) {
-      int32_t positions[kKvLanes];
-      const size_t n = std::min<int64_t>(kKvLanes, pos_end - pos);
-      for (size_t i = 0; i < n; ++i) positions[i] = static_cast<int32_t>(pos + i);
-      PushTailRows(view, h, {positions, n}, &head);
-    }
-    FoldTail(&head, layer, scratch);
+void DraftKv::CommitHead(const FullKvView& view, int layer, int kv_head, int64_t pos_begin,
+                         int64_t pos_end, Scratch* scratch) {
+  Head& head = HeadAt(layer, kv_head);
+  for (int64_t pos = pos_begin; pos < pos_end; pos += kKvLanes) {
+    int32_t positions[kKvLanes];
+    const size_t n = std::min<int64_t>(kKvLanes, pos_end - pos);
+    for (size_t i = 0; i < n; ++i) positions[i] = static_cast<int32_t>(pos + i);
+    PushTailRows(view, kv_head, {positions, n}, &head);
   }
+  FoldTail(&head, layer, scratch);
 }
 
 absl::Status DraftKv::CommitRows(const FullKv& full, int64_t pos_begin, int64_t pos_end,
@@ -264,14 +277,19 @@ absl::Status DraftKv::CommitRows(const FullKv& full, int64_t pos_begin, int64_t 
   ReserveScratch(pool->num_threads());
   if (!full.InRam(pos_begin, pos_end)) {
     return ForEachLayers(full, [&](const LayerViews& layers) {
-      for (int layer = layers.first; layer < layers.end(); ++layer)
-        CommitLayer(layers[layer], layer, pos_begin, pos_end, &scratch_[0]);
+      for (int list = layers.first_list(); list < layers.end_list(); ++list) {
+        const int layer = list / shape_.num_kv_heads;
+        CommitHead(layers[layer], layer, list % shape_.num_kv_heads, pos_begin, pos_end,
+                   &scratch_[0]);
+      }
     });
   }
   // Nothing but these rows is read. Views are made one by one: a steady step allocates nothing.
   pool->ParallelFor(shape_.num_layers, [&](int64_t task, int thread) {
     const int layer = static_cast<int>(task);
-    CommitLayer(full.Committed(layer), layer, pos_begin, pos_end, &scratch_[thread]);
+    const FullKvView view = full.Committed(layer);
+    for (int head = 0; head < shape_.num_kv_heads; ++head)
+      CommitHead(view, layer, head, pos_begin, pos_end, &scratch_[thread]);
   });
   return absl::OkStatus();
 }

@@ -149,10 +149,10 @@ class DraftKv : public KvSource {
   void ResizeGroups(Head* head, int layer, int64_t num_groups);
   void EncodeGroup(Head* head, int layer, int64_t group, Scratch* scratch);
   void FoldTail(Head* head, int layer, Scratch* scratch);
-  void RebuildHead(const FullKvView& view, int layer, int kv_head, absl::Span<const int32_t> kept,
-                   Scratch* scratch);
-  void CommitLayer(const FullKvView& view, int layer, int64_t pos_begin, int64_t pos_end,
-                   Scratch* scratch);
+  void EncodeKept(const FullKvView& view, int layer, int kv_head, absl::Span<const int32_t> kept,
+                  int64_t begin, int64_t end, Scratch* scratch);
+  void CommitHead(const FullKvView& view, int layer, int kv_head, int64_t pos_begin,
+                  int64_t pos_end, Scratch* scratch);
 
   KvShape shape_;
   const KernelTable* kernels_;

@@ -7,7 +7,7 @@
 //
 // With a tier (kv/kv_tier.h), whole blocks beyond `hot_blocks` are spilled: the first ones stay in
 // RAM, those behind them go to the sequence's file, the open ones are always in RAM. A pass reads
-// them back layer by layer (kv/layer_stream.h). The same bits, wherever they lie.
+// them back KV head by KV head of each layer (kv/layer_stream.h). The same bits, wherever they lie.
 #pragma once
 
 #include <cstdint>
@@ -43,10 +43,13 @@ class FullKv : public KvSource {
   absl::Status Reserve(int64_t num_rows);
 
   void Append(int layer, const float* k, const float* v, int64_t num_rows) override;
-  // Sleeps until the spilled parts of the layer are here. After an I/O error the view's spilled
-  // rows hold anything, and pass_status() tells.
+  bool by_head() const override { return num_cold_ > 0; }
+  // REQUIRES: !by_head().
   KvView Layer(int layer) override;
-  void DoneWith(int layer) override;
+  // Sleeps until the spilled parts of the head are here. After an I/O error the view's spilled rows
+  // hold anything, and pass_status() tells.
+  KvView Head(int layer, int kv_head) override;
+  void DoneWith(int layer, int kv_head) override;
   // The committed rows of one layer, for readers outside a pass that read no row of a spilled
   // block: the pointer of such a block is null. All others: kv/layer_views.h.
   FullKvView Committed(int layer) const;
@@ -72,7 +75,7 @@ class FullKv : public KvSource {
   // Whole blocks that may stay in RAM. Takes effect with the next Spill().
   void set_hot_blocks(int64_t num_blocks) { hot_blocks_ = num_blocks; }
   int64_t hot_blocks() const { return hot_blocks_; }
-  // Slots of staging that a pass of this sequence may take; 0: two layers, or what is free.
+  // Slots of staging that a pass of this sequence may take; 0: two heads, or what is free.
   void set_fetch_slots(size_t num_slots) { fetch_slots_ = num_slots; }
   // Forgets everything; the tier stays.
   void Clear();
@@ -81,16 +84,19 @@ class FullKv : public KvSource {
   bool InRam(int64_t pos_begin, int64_t pos_end) const;
   // Blocks of this sequence in RAM, open ones included.
   int64_t num_ram_blocks() const;
-  // Writes whole committed blocks beyond hot_blocks() to the file and frees them. Nothing without a
-  // tier. ERRORS: of the disk; what could not be written stays in RAM, nothing is lost.
+  // Writes whole committed blocks beyond hot_blocks() to the file and frees them, and frees blocks
+  // that no committed row needs. Nothing without a tier. ERRORS: of the disk; what could not be
+  // written stays in RAM, nothing is lost.
   absl::Status Spill();
   // Brings spilled blocks back into RAM, the first ones first, as far as hot_blocks() allows.
+  // Passes do so by the way, with what they read anyhow: this is for who cannot wait for one.
   // ERRORS: those of reading; kResourceExhausted. Nothing is lost.
   absl::Status Warm();
   // Begins to read what the next pass will need. Optional: a pass starts it itself.
-  // ERRORS: kResourceExhausted: too few slots for one layer.
+  // ERRORS: kResourceExhausted: too few slots for one KV head of a layer.
   absl::Status StartFetch();
   void CancelFetch() { stream_.reset(); }
+  bool fetching() const { return stream_ != nullptr; }
   // How the spilled part of the last pass came in. A pass whose status is not OK computed nonsense
   // for this sequence alone: its owner must not commit any of it.
   const absl::Status& pass_status() const { return pass_status_; }
@@ -112,10 +118,17 @@ class FullKv : public KvSource {
   absl::StatusOr<std::shared_ptr<uint16_t[]>> NewBlock();
   absl::Status AddBlock();
   std::vector<ColdRun> ColdRuns() const;
-  // num_slots: 0: one layer's.
-  absl::StatusOr<std::unique_ptr<LayerStream>> OpenStream(size_t num_slots) const;
+  size_t SlotsPerHead() const;
+  // num_slots: 0: one head's.
+  absl::StatusOr<std::unique_ptr<LayerStream>> OpenStream(size_t num_slots,
+                                                          StagingPool* staging) const;
+  int64_t num_hot_blocks() const;
+  // A block that is read for a pass and may be hot stays: its heads are copied as they pass by.
+  void PlanWarming();
+  void WarmHead(int layer, int kv_head);
+  void EndWarming();
   absl::Status SpillRange(int64_t begin, int64_t end);
-  FullKvView LostView(int layer, std::vector<const uint16_t*>* blocks) const;
+  FullKvView LostView(int layer, int kv_head, std::vector<const uint16_t*>* blocks) const;
 
   KvShape shape_;
   const KernelTable* kernels_;
@@ -130,8 +143,13 @@ class FullKv : public KvSource {
   int64_t hot_blocks_ = std::numeric_limits<int64_t>::max();
   size_t fetch_slots_ = 0;
   std::unique_ptr<LayerStream> stream_;  // of the current or the next pass
+  struct Warming {
+    int64_t idx;
+    std::shared_ptr<uint16_t[]> values;
+  };
+  std::vector<Warming> warming_;  // of the current pass
   absl::Status pass_status_;
-  std::vector<const uint16_t*> lost_;  // of a layer that has no stream
+  std::vector<const uint16_t*> lost_;  // of a head that has no stream
   StreamTotals totals_;
   StreamStats last_stream_;
   int64_t num_tokens_ = 0;
@@ -143,13 +161,14 @@ class FullKv : public KvSource {
 class FullKvReader {
  public:
   explicit FullKvReader(const FullKv& full) : full_(full) {}
-  // REQUIRES: layers in order, each closed before the next.
-  FullKvView Open(int layer);
-  void Close(int layer);
+  // REQUIRES: all heads of all layers in order, each closed before the next.
+  FullKvView Open(int layer, int kv_head);
+  void Close(int layer, int kv_head);
   const absl::Status& status() const { return status_; }
 
  private:
   const FullKv& full_;
+  std::unique_ptr<StagingPool> own_staging_;  // where the tier's has no layer free
   std::unique_ptr<LayerStream> stream_;
   std::vector<const uint16_t*> lost_;
   absl::Status status_;

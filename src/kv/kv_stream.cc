@@ -13,41 +13,41 @@ namespace {
 
 constexpr uint64_t kOffsetEnd = uint64_t{1} << 62;
 constexpr int64_t kNumBlocksMax = int64_t{1} << 32;
-constexpr int kNumLayersMax = 1 << 16;
+constexpr int kNumPlanesMax = 1 << 16;
 
 // True if all parts of the run have aligned offsets below kOffsetEnd that do not overlap.
-bool IsSound(const ColdRun& run, int num_layers, size_t part_bytes) {
+bool IsSound(const ColdRun& run, int num_planes, size_t part_bytes) {
   if (run.file == nullptr || run.first_block < 0 || run.num_blocks < 1) return false;
   if (run.num_blocks > kNumBlocksMax || run.first_block > kNumBlocksMax) return false;
-  if (run.offset_of_layer0 % kSpillAlign != 0 || run.layer_stride % kSpillAlign != 0) return false;
-  const auto layer_bytes = static_cast<unsigned __int128>(run.num_blocks) * part_bytes;
-  if (num_layers > 1 && run.layer_stride < layer_bytes) return false;
-  const auto end = static_cast<unsigned __int128>(num_layers - 1) * run.layer_stride +
-                   run.offset_of_layer0 + layer_bytes;
+  if (run.offset_of_plane0 % kSpillAlign != 0 || run.plane_stride % kSpillAlign != 0) return false;
+  const auto plane_bytes = static_cast<unsigned __int128>(run.num_blocks) * part_bytes;
+  if (num_planes > 1 && run.plane_stride < plane_bytes) return false;
+  const auto end = static_cast<unsigned __int128>(num_planes - 1) * run.plane_stride +
+                   run.offset_of_plane0 + plane_bytes;
   return end <= kOffsetEnd;
 }
 
 }  // namespace
 
-size_t KvStream::SlotsPerLayer(int64_t num_blocks, size_t part_bytes, size_t slot_bytes) {
+size_t KvStream::SlotsPerPlane(int64_t num_blocks, size_t part_bytes, size_t slot_bytes) {
   VC_CHECK(num_blocks >= 0 && part_bytes > 0 && part_bytes <= slot_bytes);
   const size_t parts_per_slot = slot_bytes / part_bytes;
   return (static_cast<size_t>(num_blocks) + parts_per_slot - 1) / parts_per_slot;
 }
 
 absl::Status KvStream::Check(const StreamPlan& plan, const StagingPool::Reservation& slots) {
-  if (plan.num_layers < 1 || plan.num_layers > kNumLayersMax || plan.part_bytes == 0 ||
+  if (plan.num_planes < 1 || plan.num_planes > kNumPlanesMax || plan.part_bytes == 0 ||
       plan.part_bytes % kSpillAlign != 0) {
-    return absl::InvalidArgumentError(absl::StrCat("cannot stream ", plan.num_layers,
-                                                   " layers of parts of ", plan.part_bytes,
+    return absl::InvalidArgumentError(absl::StrCat("cannot stream ", plan.num_planes,
+                                                   " planes of parts of ", plan.part_bytes,
                                                    " bytes; parts are whole pages"));
   }
   int64_t num_blocks = 0, end_block = 0;
   for (const ColdRun& run : plan.runs) {
-    if (!IsSound(run, plan.num_layers, plan.part_bytes) || run.first_block < end_block) {
+    if (!IsSound(run, plan.num_planes, plan.part_bytes) || run.first_block < end_block) {
       return absl::InvalidArgumentError(absl::StrCat(
           "cannot stream the run of ", run.num_blocks, " blocks from block ", run.first_block,
-          ", offset ", run.offset_of_layer0, ", stride ", run.layer_stride));
+          ", offset ", run.offset_of_plane0, ", stride ", run.plane_stride));
     }
     end_block = run.first_block + run.num_blocks;
     num_blocks += run.num_blocks;
@@ -59,10 +59,10 @@ absl::Status KvStream::Check(const StreamPlan& plan, const StagingPool::Reservat
                                                    slots.slot_bytes()));
   }
   const size_t needed =
-      slots.num_slots() == 0 ? 1 : SlotsPerLayer(num_blocks, plan.part_bytes, slots.slot_bytes());
+      slots.num_slots() == 0 ? 1 : SlotsPerPlane(num_blocks, plan.part_bytes, slots.slot_bytes());
   if (slots.num_slots() < needed) {
     return absl::ResourceExhaustedError(absl::StrCat(
-        "one layer of ", num_blocks, " spilled blocks needs ", needed, " staging slots, ",
+        "one plane of ", num_blocks, " spilled blocks needs ", needed, " staging slots, ",
         slots.num_slots(), " are reserved; raise the KV budget or shorten the context"));
   }
   return absl::OkStatus();
@@ -79,11 +79,11 @@ KvStream::KvStream(StreamPlan plan, StagingPool::Reservation slots, ReadQueue* q
     : plan_(std::move(plan)),
       slots_(std::move(slots)),
       queue_(queue),
-      tickets_(std::make_unique<ReadTicket[]>(plan_.num_layers)) {
+      tickets_(std::make_unique<ReadTicket[]>(plan_.num_planes)) {
   for (const ColdRun& run : plan_.runs) num_blocks_ += run.num_blocks;
   if (num_blocks_ == 0) return;
   parts_per_slot_ = slots_.slot_bytes() / plan_.part_bytes;
-  slots_per_layer_ = SlotsPerLayer(num_blocks_, plan_.part_bytes, slots_.slot_bytes());
+  slots_per_plane_ = SlotsPerPlane(num_blocks_, plan_.part_bytes, slots_.slot_bytes());
 }
 
 KvStream::~KvStream() { CancelAll(); }
@@ -94,20 +94,20 @@ StagingPool::Reservation KvStream::Close(std::unique_ptr<KvStream> stream) {
 }
 
 void KvStream::CancelAll() {
-  queue_->CancelAll(absl::MakeSpan(tickets_.get(), static_cast<size_t>(plan_.num_layers)));
+  queue_->CancelAll(absl::MakeSpan(tickets_.get(), static_cast<size_t>(plan_.num_planes)));
 }
 
-// From now on compute may read memory that was meant for later layers: nothing may write there.
+// From now on compute may read memory that was meant for later planes: nothing may write there.
 absl::Status KvStream::Fail(const absl::Status& error) {
   error_ = error;
   CancelAll();
   return error_;
 }
 
-void KvStream::AppendReads(int layer, size_t idx, std::vector<ReadRequest>* reads) const {
+void KvStream::AppendReads(int plane, size_t idx, std::vector<ReadRequest>* reads) const {
   const int64_t begin = static_cast<int64_t>(idx * parts_per_slot_);
   const int64_t end = std::min(begin + static_cast<int64_t>(parts_per_slot_), num_blocks_);
-  const size_t number = static_cast<size_t>(layer) * slots_per_layer_ + idx;
+  const size_t number = static_cast<size_t>(plane) * slots_per_plane_ + idx;
   uint8_t* dest = slots_.slot(number % slots_.num_slots());
   int64_t run_begin = 0;  // in cold blocks
   for (const ColdRun& run : plan_.runs) {
@@ -115,7 +115,7 @@ void KvStream::AppendReads(int layer, size_t idx, std::vector<ReadRequest>* read
     const int64_t to = std::min(end, run_begin + run.num_blocks);
     if (from < to) {
       reads->push_back({run.file.get(),
-                        run.offset_of_layer0 + static_cast<uint64_t>(layer) * run.layer_stride +
+                        run.offset_of_plane0 + static_cast<uint64_t>(plane) * run.plane_stride +
                             static_cast<uint64_t>(from - run_begin) * plan_.part_bytes,
                         dest + static_cast<size_t>(from - begin) * plan_.part_bytes,
                         static_cast<size_t>(to - from) * plan_.part_bytes});
@@ -125,19 +125,19 @@ void KvStream::AppendReads(int layer, size_t idx, std::vector<ReadRequest>* read
 }
 
 void KvStream::Fetch() {
-  const size_t num_all = slots_per_layer_ * static_cast<size_t>(plan_.num_layers);
+  const size_t num_all = slots_per_plane_ * static_cast<size_t>(plan_.num_planes);
   const size_t end =
-      std::min(num_all, slots_per_layer_ * static_cast<size_t>(num_released_) + slots_.num_slots());
+      std::min(num_all, slots_per_plane_ * static_cast<size_t>(num_released_) + slots_.num_slots());
   std::vector<ReadRequest> reads;
   while (error_.ok() && num_fetched_ < end) {
-    const int layer = static_cast<int>(num_fetched_ / slots_per_layer_);
+    const int plane = static_cast<int>(num_fetched_ / slots_per_plane_);
     reads.clear();
-    for (; num_fetched_ < end && static_cast<int>(num_fetched_ / slots_per_layer_) == layer;
+    for (; num_fetched_ < end && static_cast<int>(num_fetched_ / slots_per_plane_) == plane;
          ++num_fetched_) {
-      AppendReads(layer, num_fetched_ % slots_per_layer_, &reads);
+      AppendReads(plane, num_fetched_ % slots_per_plane_, &reads);
     }
     for (const ReadRequest& read : reads) bytes_ += static_cast<int64_t>(read.bytes);
-    absl::Status status = queue_->Submit(reads, &tickets_[layer]);
+    absl::Status status = queue_->Submit(reads, &tickets_[plane]);
     if (!status.ok()) (void)Fail(status);
   }
 }
@@ -148,24 +148,24 @@ void KvStream::Start() {
   if (num_blocks_ > 0) Fetch();
 }
 
-absl::Status KvStream::WaitLayer(int layer, const uint8_t** parts) {
-  VC_CHECK(layer >= num_released_ && layer < plan_.num_layers);
+absl::Status KvStream::WaitPlane(int plane, const uint8_t** parts) {
+  VC_CHECK(plane >= num_released_ && plane < plan_.num_planes);
   Start();
   for (int64_t block = 0; block < num_blocks_; ++block) {
     const size_t idx = static_cast<size_t>(block) / parts_per_slot_;
-    const size_t number = static_cast<size_t>(layer) * slots_per_layer_ + idx;
+    const size_t number = static_cast<size_t>(plane) * slots_per_plane_ + idx;
     parts[block] = slots_.slot(number % slots_.num_slots()) +
                    static_cast<size_t>(block) % parts_per_slot_ * plan_.part_bytes;
   }
   if (!error_.ok() || num_blocks_ == 0) return error_;
-  if (num_fetched_ < (static_cast<size_t>(layer) + 1) * slots_per_layer_) {
+  if (num_fetched_ < (static_cast<size_t>(plane) + 1) * slots_per_plane_) {
     return absl::FailedPreconditionError(absl::StrCat(
-        "layer ", layer, " does not fit beside the layers before it: ", slots_.num_slots(),
-        " staging slots for ", slots_per_layer_, " a layer; release those first"));
+        "plane ", plane, " does not fit beside the planes before it: ", slots_.num_slots(),
+        " staging slots for ", slots_per_plane_, " a plane; release those first"));
   }
-  const bool ready = queue_->Done(tickets_[layer]);
+  const bool ready = queue_->Done(tickets_[plane]);
   const int64_t start_ns = ready ? 0 : SteadyNowNs();
-  absl::Status status = queue_->Wait(&tickets_[layer]);
+  absl::Status status = queue_->Wait(&tickets_[plane]);
   if (!ready) {
     ++num_waits_;
     wait_ns_ += SteadyNowNs() - start_ns;
@@ -173,30 +173,30 @@ absl::Status KvStream::WaitLayer(int layer, const uint8_t** parts) {
   return status.ok() ? status : Fail(status);
 }
 
-void KvStream::ReleaseLayer(int layer) {
-  VC_CHECK(layer == num_released_ && layer < plan_.num_layers);
+void KvStream::ReleasePlane(int plane) {
+  VC_CHECK(plane == num_released_ && plane < plan_.num_planes);
   ++num_released_;
   if (started_ && num_blocks_ > 0) Fetch();
 }
 
-int KvStream::layers_ready() const {
-  if (num_blocks_ == 0) return plan_.num_layers;
+int KvStream::planes_ready() const {
+  if (num_blocks_ == 0) return plan_.num_planes;
   if (!error_.ok()) return num_released_;
-  int layer = num_released_;
-  while (layer < plan_.num_layers &&
-         num_fetched_ >= (static_cast<size_t>(layer) + 1) * slots_per_layer_ &&
-         queue_->Done(tickets_[layer])) {
-    ++layer;
+  int plane = num_released_;
+  while (plane < plan_.num_planes &&
+         num_fetched_ >= (static_cast<size_t>(plane) + 1) * slots_per_plane_ &&
+         queue_->Done(tickets_[plane])) {
+    ++plane;
   }
-  return layer;
+  return plane;
 }
 
 StreamStats KvStream::stats() const {
   StreamStats stats{.bytes = bytes_, .wait_ns = wait_ns_, .num_waits = num_waits_};
   stats.first_submit_ns = queue_->Times(tickets_[0]).submit_ns;
-  for (int layer = 0; layer < plan_.num_layers; ++layer) {
-    const TicketTimes times = queue_->Times(tickets_[layer]);
-    // Layers overlap, and between them a stream that is ahead waits for staging.
+  for (int plane = 0; plane < plan_.num_planes; ++plane) {
+    const TicketTimes times = queue_->Times(tickets_[plane]);
+    // Planes overlap, and between them a stream that is ahead waits for staging.
     const int64_t begin_ns = std::max(times.submit_ns, stats.last_complete_ns);
     stats.busy_ns += std::max<int64_t>(0, times.complete_ns - begin_ns);
     stats.last_complete_ns = std::max(stats.last_complete_ns, times.complete_ns);

@@ -40,7 +40,7 @@ class Files {
   // A plan of up to `runs_max` runs, anywhere in the files.
   StreamPlan RandomPlan(std::mt19937* random, int runs_max) const {
     StreamPlan plan;
-    plan.num_layers = Pick(random, 1, 6);
+    plan.num_planes = Pick(random, 1, 6);
     const int part_pages = Pick(random, 1, 3);
     plan.part_bytes = part_pages * kPage;
     int64_t block = 0;
@@ -49,24 +49,24 @@ class Files {
       run.file = files_[Pick(random, 0, 1)];
       run.first_block = block + Pick(random, 0, 3);  // hot blocks in between
       run.num_blocks = Pick(random, 1, 9);
-      const int layer_pages = static_cast<int>(run.num_blocks) * part_pages;
-      const int stride_pages = layer_pages + Pick(random, 0, 5);
-      run.layer_stride = stride_pages * kPage;
-      run.offset_of_layer0 =
-          Pick(random, 0, static_cast<int>(kFilePages) - stride_pages * plan.num_layers) * kPage;
+      const int plane_pages = static_cast<int>(run.num_blocks) * part_pages;
+      const int stride_pages = plane_pages + Pick(random, 0, 5);
+      run.plane_stride = stride_pages * kPage;
+      run.offset_of_plane0 =
+          Pick(random, 0, static_cast<int>(kFilePages) - stride_pages * plan.num_planes) * kPage;
       block = run.first_block + run.num_blocks;
       plan.runs.push_back(std::move(run));
     }
     return plan;
   }
 
-  // The rule, written out: is parts[i] the i-th cold block of the layer?
-  bool HasLayer(const StreamPlan& plan, int layer, const std::vector<const uint8_t*>& parts) const {
+  // The rule, written out: is parts[i] the i-th cold block of the plane?
+  bool HasPlane(const StreamPlan& plan, int plane, const std::vector<const uint8_t*>& parts) const {
     size_t i = 0;
     for (const ColdRun& run : plan.runs) {
       for (int64_t b = 0; b < run.num_blocks; ++b, ++i) {
         const uint64_t offset =
-            run.offset_of_layer0 + layer * run.layer_stride + b * plan.part_bytes;
+            run.offset_of_plane0 + plane * run.plane_stride + b * plan.part_bytes;
         const uint64_t seed = run.file == files_[0] ? 0 : 1;
         if (!HasPattern(parts[i], plan.part_bytes, offset, seed)) return false;
       }
@@ -87,24 +87,24 @@ int64_t NumBlocks(const StreamPlan& plan) {
 
 // One pass as a forward pass would make it, with random timing of Start and releases. Some end in
 // the middle. Returns the first error.
-absl::Status RunPass(const Files& files, const StreamPlan& plan, bool two_layers, KvStream* stream,
+absl::Status RunPass(const Files& files, const StreamPlan& plan, bool two_planes, KvStream* stream,
                      std::mt19937* random) {
   std::vector<const uint8_t*> parts(static_cast<size_t>(NumBlocks(plan)));
   absl::Status first_error;
   if (Pick(random, 0, 1) == 0) stream->Start();
   const int layers_end =
-      Pick(random, 0, 3) == 0 ? Pick(random, 0, plan.num_layers - 1) : plan.num_layers;
+      Pick(random, 0, 3) == 0 ? Pick(random, 0, plan.num_planes - 1) : plan.num_planes;
   int num_released = 0;
-  for (int layer = 0; layer < layers_end; ++layer) {
-    if (num_released < layer && (!two_layers || Pick(random, 0, 1) == 0)) {
-      stream->ReleaseLayer(num_released++);
+  for (int plane = 0; plane < layers_end; ++plane) {
+    if (num_released < plane && (!two_planes || Pick(random, 0, 1) == 0)) {
+      stream->ReleasePlane(num_released++);
     }
-    const absl::Status status = stream->WaitLayer(layer, parts.data());
-    if (num_released < layer) stream->ReleaseLayer(num_released++);
+    const absl::Status status = stream->WaitPlane(plane, parts.data());
+    if (num_released < plane) stream->ReleasePlane(num_released++);
     EXPECT_TRUE(first_error.ok() || status == first_error) << "an error must stay: " << status;
     if (status.ok()) {
-      EXPECT_TRUE(files.HasLayer(plan, layer, parts)) << "layer " << layer;
-      EXPECT_GE(stream->layers_ready(), layer + 1);
+      EXPECT_TRUE(files.HasPlane(plan, plane, parts)) << "plane " << plane;
+      EXPECT_GE(stream->planes_ready(), plane + 1);
     } else {
       first_error = status;
       // Memory that may be read all the same, and that nobody writes to (ASan, TSan).
@@ -127,10 +127,10 @@ class KvStreamTest : public testing::TestWithParam<ReadBackend> {
   Files files_;
 };
 
-// `num_layers` layers of two runs of 5 and 7 blocks, parts of one page.
-StreamPlan SmallPlan(const Files& files, int num_layers) {
+// `num_planes` planes of two runs of 5 and 7 blocks, parts of one page.
+StreamPlan SmallPlan(const Files& files, int num_planes) {
   StreamPlan plan;
-  plan.num_layers = num_layers;
+  plan.num_planes = num_planes;
   plan.part_bytes = kPage;
   plan.runs.push_back({files.file(0), 0, 5, 0, 5 * kPage});
   plan.runs.push_back({files.file(1), 6, 7, 100 * kPage, 16 * kPage});
@@ -144,9 +144,9 @@ TEST_P(KvStreamTest, DeliversRandomPlans) {
     std::mt19937 random(seed);
     const StreamPlan plan = files_.RandomPlan(&random, 4);
     const size_t slot_bytes = plan.part_bytes * Pick(&random, 1, 5) + kPage * Pick(&random, 0, 1);
-    const size_t layer_slots =
-        KvStream::SlotsPerLayer(NumBlocks(plan), plan.part_bytes, slot_bytes);
-    const size_t num_slots = layer_slots + Pick(&random, 0, 2 * static_cast<int>(layer_slots));
+    const size_t plane_slots =
+        KvStream::SlotsPerPlane(NumBlocks(plan), plan.part_bytes, slot_bytes);
+    const size_t num_slots = plane_slots + Pick(&random, 0, 2 * static_cast<int>(plane_slots));
     auto pool = *StagingPool::Create(num_slots + 2, slot_bytes);
     ReadQueueOptions options;
     options.depth = Pick(&random, 1, 6);
@@ -164,8 +164,8 @@ TEST_P(KvStreamTest, DeliversRandomPlans) {
     auto slots = *pool->Reserve(num_slots);
     for (int pass = 0; pass < 2; ++pass) {  // the second with the slots of the first
       auto stream = *KvStream::Create(plan, std::move(slots), queue.get());
-      const bool two_layers = num_slots >= 2 * layer_slots;
-      const absl::Status status = RunPass(files_, plan, two_layers, stream.get(), &random);
+      const bool two_planes = num_slots >= 2 * plane_slots;
+      const absl::Status status = RunPass(files_, plan, two_planes, stream.get(), &random);
       EXPECT_TRUE(status.ok() || (faulty && absl::IsDataLoss(status))) << status;
       num_errors += !status.ok();
       slots = KvStream::Close(std::move(stream));
@@ -196,15 +196,15 @@ TEST_P(KvStreamTest, ManyStreamsShareOnePoolAndQueue) {
       std::mt19937 random(1000 + t);
       for (int i = 0; i < 40; ++i) {
         const StreamPlan plan = files_.RandomPlan(&random, 3);
-        const size_t layer_slots =
-            KvStream::SlotsPerLayer(NumBlocks(plan), plan.part_bytes, kSlotBytes);
-        const size_t num_slots = layer_slots + Pick(&random, 0, 9);
+        const size_t plane_slots =
+            KvStream::SlotsPerPlane(NumBlocks(plan), plan.part_bytes, kSlotBytes);
+        const size_t num_slots = plane_slots + Pick(&random, 0, 9);
         auto slots = pool->Reserve(num_slots);
         if (!slots.ok()) continue;  // the others hold them
         auto stream = KvStream::Create(plan, *std::move(slots), queue.get());
         ASSERT_TRUE(stream.ok()) << stream.status();
-        const bool two_layers = num_slots >= 2 * layer_slots;
-        const absl::Status status = RunPass(files_, plan, two_layers, stream->get(), &random);
+        const bool two_planes = num_slots >= 2 * plane_slots;
+        const absl::Status status = RunPass(files_, plan, two_planes, stream->get(), &random);
         EXPECT_TRUE(status.ok() || absl::IsDataLoss(status)) << status;
       }
     });
@@ -215,7 +215,7 @@ TEST_P(KvStreamTest, ManyStreamsShareOnePoolAndQueue) {
 
 TEST_P(KvStreamTest, ReadsAheadAsFarAsTheReservationHolds) {
   const StreamPlan plan = SmallPlan(files_, 4);
-  auto pool = *StagingPool::Create(12, 4 * kPage);  // 12 blocks: 3 slots a layer
+  auto pool = *StagingPool::Create(12, 4 * kPage);  // 12 blocks: 3 slots a plane
   const auto queue = MakeQueue({});
   std::vector<const uint8_t*> parts(12);
   for (const size_t num_slots : {3, 5, 6, 12}) {
@@ -225,15 +225,15 @@ TEST_P(KvStreamTest, ReadsAheadAsFarAsTheReservationHolds) {
     stream->Start();
     stream->Start();
     EXPECT_EQ(stream->stats().bytes, static_cast<int64_t>(num_slots * 4 * kPage));
-    const int layers = static_cast<int>(num_slots) / 3;
-    while (stream->layers_ready() < layers) std::this_thread::yield();
-    EXPECT_EQ(stream->layers_ready(), layers);
-    for (int layer = 0; layer < 4; ++layer) {
-      ASSERT_TRUE(stream->WaitLayer(layer, parts.data()).ok());
-      EXPECT_TRUE(files_.HasLayer(plan, layer, parts));
-      stream->ReleaseLayer(layer);
+    const int planes = static_cast<int>(num_slots) / 3;
+    while (stream->planes_ready() < planes) std::this_thread::yield();
+    EXPECT_EQ(stream->planes_ready(), planes);
+    for (int plane = 0; plane < 4; ++plane) {
+      ASSERT_TRUE(stream->WaitPlane(plane, parts.data()).ok());
+      EXPECT_TRUE(files_.HasPlane(plan, plane, parts));
+      stream->ReleasePlane(plane);
     }
-    EXPECT_EQ(stream->layers_ready(), 4);
+    EXPECT_EQ(stream->planes_ready(), 4);
     EXPECT_EQ(stream->stats().bytes, static_cast<int64_t>(4 * 12 * kPage));
     EXPECT_GE(stream->stats().last_complete_ns, stream->stats().first_submit_ns);
     EXPECT_GT(stream->stats().first_submit_ns, 0);
@@ -245,16 +245,16 @@ TEST_P(KvStreamTest, WaitingForStagingIsNoTransferTime) {
   auto pool = *StagingPool::Create(12, 4 * kPage);
   const auto queue = MakeQueue({});
   std::vector<const uint8_t*> parts(12);
-  auto stream = *KvStream::Create(plan, *pool->Reserve(3), queue.get());  // one layer
+  auto stream = *KvStream::Create(plan, *pool->Reserve(3), queue.get());  // one plane
   constexpr auto kPause = std::chrono::milliseconds(5);
-  for (int layer = 0; layer < 4; ++layer) {
-    ASSERT_TRUE(stream->WaitLayer(layer, parts.data()).ok());
+  for (int plane = 0; plane < 4; ++plane) {
+    ASSERT_TRUE(stream->WaitPlane(plane, parts.data()).ok());
     std::this_thread::sleep_for(kPause);
-    stream->ReleaseLayer(layer);
+    stream->ReleasePlane(plane);
   }
   const StreamStats stats = stream->stats();
   EXPECT_GT(stats.busy_ns, 0);
-  // Between one layer's end and the next one's beginning there was a pause, three times.
+  // Between one plane's end and the next one's beginning there was a pause, three times.
   EXPECT_LE(stats.busy_ns, stats.last_complete_ns - stats.first_submit_ns -
                                3 * std::chrono::nanoseconds(kPause).count());
 }
@@ -265,23 +265,23 @@ TEST_P(KvStreamTest, ReadsWholeSlotsAtOnce) {
   const auto queue = MakeQueue({});
   auto stream = *KvStream::Create(plan, *pool->Reserve(3), queue.get());
   std::vector<const uint8_t*> parts(12);
-  ASSERT_TRUE(stream->WaitLayer(0, parts.data()).ok());
+  ASSERT_TRUE(stream->WaitPlane(0, parts.data()).ok());
   // Slots 0-3, 4-7 and 8-11; the runs meet at block 5: one slot of two reads.
   EXPECT_EQ(queue->stats().num_reads, 4);
   EXPECT_EQ(parts[3], parts[0] + 3 * kPage);
 }
 
-TEST_P(KvStreamTest, ALayerMustBeReleasedWhereTwoDoNotFit) {
+TEST_P(KvStreamTest, APlaneMustBeReleasedWhereTwoDoNotFit) {
   const StreamPlan plan = SmallPlan(files_, 3);
   auto pool = *StagingPool::Create(5, 4 * kPage);
   const auto queue = MakeQueue({});
   auto stream = *KvStream::Create(plan, *pool->Reserve(5), queue.get());
   std::vector<const uint8_t*> parts(12);
-  ASSERT_TRUE(stream->WaitLayer(0, parts.data()).ok());
-  EXPECT_EQ(stream->WaitLayer(1, parts.data()).code(), absl::StatusCode::kFailedPrecondition);
-  stream->ReleaseLayer(0);
-  EXPECT_TRUE(stream->WaitLayer(1, parts.data()).ok());
-  EXPECT_TRUE(files_.HasLayer(plan, 1, parts));
+  ASSERT_TRUE(stream->WaitPlane(0, parts.data()).ok());
+  EXPECT_EQ(stream->WaitPlane(1, parts.data()).code(), absl::StatusCode::kFailedPrecondition);
+  stream->ReleasePlane(0);
+  EXPECT_TRUE(stream->WaitPlane(1, parts.data()).ok());
+  EXPECT_TRUE(files_.HasPlane(plan, 1, parts));
 }
 
 TEST_P(KvStreamTest, EndsPromptlyInMidFlightAndLeavesOthersAlone) {
@@ -291,7 +291,7 @@ TEST_P(KvStreamTest, EndsPromptlyInMidFlightAndLeavesOthersAlone) {
   options.read_bytes = kPage;
   const auto queue = MakeQueue(options);
   StreamPlan one_block;
-  one_block.num_layers = 1;
+  one_block.num_planes = 1;
   one_block.part_bytes = kPage;
   one_block.runs.push_back({files_.file(1), 3, 1, 50 * kPage, 0});
   auto other = *KvStream::Create(one_block, *pool->Reserve(1), queue.get());
@@ -302,24 +302,24 @@ TEST_P(KvStreamTest, EndsPromptlyInMidFlightAndLeavesOthersAlone) {
   }
   EXPECT_EQ(pool->num_free(), 11u);
   const uint8_t* part = nullptr;
-  ASSERT_TRUE(other->WaitLayer(0, &part).ok());
-  EXPECT_TRUE(files_.HasLayer(one_block, 0, {part}));
+  ASSERT_TRUE(other->WaitPlane(0, &part).ok());
+  EXPECT_TRUE(files_.HasPlane(one_block, 0, {part}));
   EXPECT_LT(queue->stats().num_reads, 20) << "the stream of 44 reads was not taken back";
 }
 
 TEST_P(KvStreamTest, AFileThatIsTooShortFailsTheStream) {
   StreamPlan plan = SmallPlan(files_, 3);
-  plan.runs[1].offset_of_layer0 = (kFilePages - 16) * kPage;  // layer 1 is beyond the end
+  plan.runs[1].offset_of_plane0 = (kFilePages - 16) * kPage;  // plane 1 is beyond the end
   auto pool = *StagingPool::Create(6, 4 * kPage);
   const auto queue = MakeQueue({});
   auto stream = *KvStream::Create(plan, *pool->Reserve(6), queue.get());
   std::vector<const uint8_t*> parts(12);
-  ASSERT_TRUE(stream->WaitLayer(0, parts.data()).ok());
-  stream->ReleaseLayer(0);
-  const absl::Status status = stream->WaitLayer(1, parts.data());
+  ASSERT_TRUE(stream->WaitPlane(0, parts.data()).ok());
+  stream->ReleasePlane(0);
+  const absl::Status status = stream->WaitPlane(1, parts.data());
   EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << status;
-  stream->ReleaseLayer(1);
-  EXPECT_EQ(stream->WaitLayer(2, parts.data()), status);
+  stream->ReleasePlane(1);
+  EXPECT_EQ(stream->WaitPlane(2, parts.data()), status);
 }
 
 INSTANTIATE_TEST_SUITE_P(Backends, KvStreamTest,
@@ -331,15 +331,15 @@ INSTANTIATE_TEST_SUITE_P(Backends, KvStreamTest,
 TEST(KvStream, WithoutColdBlocksReadsNothing) {
   const auto queue = *MakeReadQueue({});
   StreamPlan plan;
-  plan.num_layers = 2;
+  plan.num_planes = 2;
   plan.part_bytes = kPage;
   auto stream = KvStream::Create(plan, {}, queue.get());
   ASSERT_TRUE(stream.ok()) << stream.status();
   (*stream)->Start();
-  EXPECT_EQ((*stream)->layers_ready(), 2);
-  for (int layer = 0; layer < 2; ++layer) {
-    EXPECT_TRUE((*stream)->WaitLayer(layer, nullptr).ok());
-    (*stream)->ReleaseLayer(layer);
+  EXPECT_EQ((*stream)->planes_ready(), 2);
+  for (int plane = 0; plane < 2; ++plane) {
+    EXPECT_TRUE((*stream)->WaitPlane(plane, nullptr).ok());
+    (*stream)->ReleasePlane(plane);
   }
   EXPECT_EQ(queue->stats().num_reads, 0);
 }
@@ -356,15 +356,15 @@ TEST(KvStream, RefusesWhatContradictsItself) {
   EXPECT_EQ(code(good, 2), absl::StatusCode::kResourceExhausted);
   EXPECT_EQ(code(good, 0), absl::StatusCode::kResourceExhausted);
   std::vector<StreamPlan> bad(11, good);
-  bad[0].num_layers = 0;
+  bad[0].num_planes = 0;
   bad[1].part_bytes = 1000;
   bad[2].part_bytes = 5 * kPage;  // larger than a slot
   bad[3].runs[0].file = nullptr;
   bad[4].runs[1].first_block = 4;  // overlaps the first run
   bad[5].runs[0].num_blocks = 0;
-  bad[6].runs[0].layer_stride = 4 * kPage;  // layers overlap
-  bad[7].runs[0].offset_of_layer0 = 100;
-  bad[8].runs[0].layer_stride = UINT64_MAX / kPage * kPage;  // wraps around
+  bad[6].runs[0].plane_stride = 4 * kPage;  // planes overlap
+  bad[7].runs[0].offset_of_plane0 = 100;
+  bad[8].runs[0].plane_stride = UINT64_MAX / kPage * kPage;  // wraps around
   bad[9].runs[0].num_blocks = INT64_MAX;
   bad[10].runs[0].first_block = -1;
   for (size_t i = 0; i < bad.size(); ++i) {

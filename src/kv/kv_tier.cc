@@ -7,9 +7,19 @@
 #include "base/types.h"
 
 namespace vericache {
+
 size_t KvPartBytes(const KvShape& shape) {
-  return RoundUp(shape.layer_block_values() * sizeof(uint16_t), kSpillAlign);
+  return RoundUp(shape.head_block_values() * sizeof(uint16_t), kSpillAlign);
 }
+
+int64_t KvSlotBlocks(const KvShape& shape) {
+  constexpr int64_t kReadBytes = 512 << 10;
+  const int64_t part_bytes = static_cast<int64_t>(KvPartBytes(shape));
+  if (part_bytes < kReadBytes / 32) return 16;  // small heads: slots should not outgrow budgets
+  return std::clamp<int64_t>(kReadBytes / part_bytes, 4, 32);
+}
+
+size_t KvSlotBytes(const KvShape& shape) { return KvSlotBlocks(shape) * KvPartBytes(shape); }
 
 KvTier::KvTier(const KvShape& shape, const KvTierOptions& options)
     : shape_(shape),
@@ -24,7 +34,7 @@ absl::StatusOr<std::shared_ptr<KvTier>> KvTier::Create(const KvShape& shape,
                                                        const KvTierOptions& options) {
   std::shared_ptr<KvTier> tier(new KvTier(shape, options));
   if (tier->zeros_ == nullptr) return absl::ResourceExhaustedError("no memory for the KV tier");
-  const size_t slot_bytes = kStagingSlotBlocks * tier->part_bytes_;
+  const size_t slot_bytes = KvSlotBytes(shape);
   const size_t num_slots = std::max<size_t>(1, options.staging_bytes / slot_bytes);
   VC_ASSIGN_OR_RETURN(tier->staging_, StagingPool::Create(num_slots, slot_bytes));
   ReadQueueOptions queue;

@@ -1,9 +1,12 @@
 // Where full KV lives when it does not fit into RAM: one per engine, shared by its sequences.
 //
 //   BlockPool    blocks in RAM: hot ones, and those being written
-//   SpillFile    one unlinked file a sequence, layer-major: part of block b in layer l lies at
-//                (l * file_blocks + b) * part_bytes
+//   SpillFile    one unlinked file a sequence, plane by plane: part of block b in plane p lies at
+//                (p * file_blocks + b) * part_bytes
 //   StagingPool  through which spilled parts come back, read ahead by a ReadQueue
+//
+// A plane is one KV head of one layer: layer * num_kv_heads + kv_head. Attention needs one head at
+// a time, so staging holds two heads of a layer, not two layers.
 #pragma once
 
 #include <cstddef>
@@ -33,10 +36,12 @@ struct KvTierOptions {
   std::shared_ptr<FaultPlan> faults;  // for tests; may be null
 };
 
-// Blocks of one layer that share a staging slot: a segment of 1,024 positions, read in one piece.
-inline constexpr int64_t kStagingSlotBlocks = 16;
-// One layer of one block, on disk and in staging.
+// One plane of one block, on disk and in staging.
 size_t KvPartBytes(const KvShape& shape);
+// Blocks of one plane that share a staging slot and are read in one piece: of 512 KiB from
+// head_dim 64 on. SOURCE: bench of read_queue, docs/benchmarks.md.
+int64_t KvSlotBlocks(const KvShape& shape);
+size_t KvSlotBytes(const KvShape& shape);
 
 class KvTier {
  public:
@@ -45,10 +50,11 @@ class KvTier {
                                                         const KvTierOptions& options);
 
   absl::StatusOr<std::shared_ptr<SpillFile>> NewFile() const;
-  uint64_t OffsetOf(int layer, int64_t block) const {
-    return (static_cast<uint64_t>(layer) * file_blocks_ + block) * part_bytes_;
+  int num_planes() const { return shape_.num_layers * shape_.num_kv_heads; }
+  uint64_t OffsetOf(int plane, int64_t block) const {
+    return (static_cast<uint64_t>(plane) * file_blocks_ + block) * part_bytes_;
   }
-  uint64_t layer_stride() const { return static_cast<uint64_t>(file_blocks_) * part_bytes_; }
+  uint64_t plane_stride() const { return static_cast<uint64_t>(file_blocks_) * part_bytes_; }
   size_t part_bytes() const { return part_bytes_; }
   int64_t file_blocks() const { return file_blocks_; }
   const KvShape& shape() const { return shape_; }

@@ -20,9 +20,10 @@ LayerStream::LayerStream(std::shared_ptr<KvTier> tier, std::unique_ptr<KvStream>
 
 LayerStream::~LayerStream() = default;
 
-absl::Status LayerStream::Open(int layer, const std::vector<const uint16_t*>& hot) {
-  absl::Status status = stream_->WaitLayer(layer, parts_.data());
-  const size_t offset = tier_->shape().layer_block_values() * layer;
+absl::Status LayerStream::Open(int layer, int kv_head, const std::vector<const uint16_t*>& hot) {
+  absl::Status status = stream_->WaitPlane(PlaneOf(layer, kv_head), parts_.data());
+  const KvShape& shape = tier_->shape();
+  const size_t offset = shape.layer_block_values() * layer + shape.head_block_values() * kv_head;
   pointers_.resize(hot.size());
   size_t part = 0;
   for (size_t block = 0; block < hot.size(); ++block)

@@ -1,4 +1,4 @@
-// Block pointers of one layer after another, of blocks in RAM and of spilled ones alike.
+// Block pointers of one KV head of a layer after another, of blocks in RAM and spilled ones alike.
 #pragma once
 
 #include <cstdint>
@@ -27,16 +27,20 @@ class LayerStream {
   ~LayerStream();
 
   void Start() { stream_->Start(); }
-  // Fills layer_blocks() for a layer. hot: [num_blocks] starts of blocks in RAM, null: spilled.
-  // Sleeps until the layer is here. ERRORS: of the reads; the pointers are valid all the same.
-  absl::Status Open(int layer, const std::vector<const uint16_t*>& hot);
-  void Close(int layer) { stream_->ReleaseLayer(layer); }
-  // [num_blocks] starts of this layer's [num_kv_heads][K | V].
-  const uint16_t* const* layer_blocks() const { return pointers_.data(); }
+  // Fills blocks() for a head of a layer; all heads of all layers in order, one at a time. hot:
+  // [num_blocks] starts of blocks in RAM, null: spilled.
+  // Sleeps until it is here. ERRORS: of the reads; the pointers are valid all the same.
+  absl::Status Open(int layer, int kv_head, const std::vector<const uint16_t*>& hot);
+  void Close(int layer, int kv_head) { stream_->ReleasePlane(PlaneOf(layer, kv_head)); }
+  // [num_blocks] starts of this head's [K | V].
+  const uint16_t* const* blocks() const { return pointers_.data(); }
   StreamStats stats() const { return stream_->stats(); }
-  int layers_ready() const { return stream_->layers_ready(); }
 
  private:
+  int PlaneOf(int layer, int kv_head) const {
+    return layer * tier_->shape().num_kv_heads + kv_head;
+  }
+
   std::shared_ptr<KvTier> tier_;  // outlives the stream
   std::unique_ptr<KvStream> stream_;
   std::vector<const uint16_t*> pointers_;

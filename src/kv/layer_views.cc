@@ -15,13 +15,14 @@ absl::Status ForEachLayers(const FullKv& full, absl::FunctionRef<void(const Laye
     return absl::OkStatus();
   }
   FullKvReader reader(full);
-  for (int layer = 0; layer < full.shape().num_layers; ++layer) {
+  for (int list = 0; list < full.shape().num_layers * full.shape().num_kv_heads; ++list) {
     LayerViews one;
-    one.first = layer;
-    one.views.push_back(reader.Open(layer));
+    one.first = list / full.shape().num_kv_heads;
+    one.only_head = list % full.shape().num_kv_heads;
+    one.views.push_back(reader.Open(one.first, one.only_head));
     if (!reader.status().ok()) break;
     fn(one);
-    reader.Close(layer);
+    reader.Close(one.first, one.only_head);
   }
   return reader.status();
 }

@@ -26,11 +26,11 @@ class Planner {
   }
   int64_t num_blocks() const { return num_blocks_; }
   int64_t open_blocks() const { return open_; }
-  size_t Staging(int64_t hot, int num_layers) const {
+  size_t Staging(int64_t hot, int num_heads) const {
     const int64_t cold = std::max<int64_t>(0, num_blocks_ - open_ - hot);
-    return num_layers * CeilDiv(cold, kStagingSlotBlocks) * SlotBytes();
+    return num_heads * CeilDiv(cold, KvSlotBlocks(needs_.shape)) * SlotBytes();
   }
-  size_t SlotBytes() const { return kStagingSlotBlocks * KvPartBytes(needs_.shape); }
+  size_t SlotBytes() const { return KvSlotBytes(needs_.shape); }
   // Bytes while decoding, with `staging`.
   size_t Decode(int64_t hot, size_t staging) const {
     return needs_.draft_bytes + staging + BlockBytes() * (hot + open_);
@@ -66,9 +66,8 @@ std::string MemoryPlan::ToString() const {
 
 size_t LeastBudget(const MemoryNeeds& needs) {
   const Planner plan(needs);
-  const size_t one_layer = plan.Staging(0, 1);
-  return std::min(plan.AllInRam(),
-                  std::max(plan.Decode(0, one_layer), plan.LeastPrefill(one_layer)));
+  const size_t one_head = plan.Staging(0, 1);
+  return std::min(plan.AllInRam(), std::max(plan.Decode(0, one_head), plan.LeastPrefill(one_head)));
 }
 
 absl::StatusOr<MemoryPlan> PlanMemory(size_t budget, const MemoryNeeds& needs) {
@@ -88,17 +87,17 @@ absl::StatusOr<MemoryPlan> PlanMemory(size_t budget, const MemoryNeeds& needs) {
     return absl::ResourceExhaustedError(StrCat(
         "a KV budget of ", BytesText(budget), " is too small for ", needs.num_tokens,
         " tokens: their full KV takes ", BytesText(plan.block_bytes * plan.num_blocks),
-        ", of it one layer and the open blocks must be in RAM",
+        ", of it one head of a layer and the open blocks must be in RAM",
         needs.draft_bytes > 0 ? StrCat(", beside ", BytesText(needs.draft_bytes), " of draft KV")
                               : "",
         ": give --kv-memory ", BytesText(least), " or more"));
-  // Two layers of staging, and as many hot blocks as fit beside them.
+  // Two heads of staging, and as many hot blocks as fit beside them.
   int64_t hot = plan.num_blocks - plan.open_blocks - 1;
   while (hot >= 0 && planner.Decode(hot, planner.Staging(hot, 2)) > budget) --hot;
   if (hot >= 0) {
     plan.hot_blocks = hot;
     plan.staging_bytes = planner.Staging(hot, 2);
-  } else {  // what there is, one layer and a part of the next
+  } else {  // what there is, one head and a part of the next
     plan.hot_blocks = 0;
     plan.staging_bytes =
         (budget - planner.Decode(0, 0)) / planner.SlotBytes() * planner.SlotBytes();

@@ -2,8 +2,8 @@
 //
 //   while prefilling   hot blocks | open blocks of a chunk | staging
 //   while decoding     hot blocks | open blocks of a verification | staging | draft KV
-// Staging holds two layers of what is spilled, so that the next layer is read while one computes;
-// where that does not fit, less, down to one layer. What is left keeps blocks hot: a byte that
+// Staging holds two KV heads of a layer of what is spilled, so that the next one is read while one
+// computes; where that does not fit, less, down to one. What is left keeps blocks hot: a byte that
 // never leaves RAM is a byte less to read at each verification.
 #pragma once
 

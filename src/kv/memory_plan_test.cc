@@ -44,7 +44,7 @@ TEST(MemoryPlan, FitsInEveryBudgetItAccepts) {
               plan->staging_bytes +
               plan->block_bytes * (plan->hot_blocks + (plan->prefill_rows + 126) / 64);
           EXPECT_LE(prefill, budget) << plan->ToString();
-          // One layer of what is spilled goes through staging.
+          // One head of what is spilled goes through staging.
           EXPECT_GE(plan->staging_bytes, KvPartBytes(shape) * plan->cold_blocks());
           EXPECT_GE(plan->prefill_rows, 64);
         }
@@ -65,12 +65,12 @@ TEST(MemoryPlan, LeavesLittleUnused) {
   EXPECT_GE(plan.staging_bytes, 2 * KvPartBytes(kLarge) * plan.cold_blocks());
 }
 
-TEST(MemoryPlan, AnEighthHoldsADraftAndOneLayer) {
+TEST(MemoryPlan, AnEighthHoldsADraftAndTwoHeads) {
   const MemoryNeeds needs = Needs(kLarge, 32768, 0.08);
   const absl::StatusOr<MemoryPlan> plan = PlanMemory(kLarge.bytes_per_token() * 32768 / 8, needs);
   ASSERT_TRUE(plan.ok()) << plan.status();
-  EXPECT_EQ(plan->hot_blocks, 0);
-  EXPECT_GE(plan->staging_bytes, KvPartBytes(kLarge) * plan->cold_blocks());
+  EXPECT_LT(plan->hot_blocks, plan->num_blocks / 8);
+  EXPECT_GE(plan->staging_bytes, 2 * KvPartBytes(kLarge) * plan->cold_blocks());
 }
 
 TEST(MemoryPlan, RefusalsHaveNumbers) {

@@ -80,7 +80,7 @@ void Attention::PlanTiles(absl::Span<const AttentionJob> jobs) {
   const int64_t tile_rows = std::max<int64_t>(1, kMaxAttnRows / heads_per_kv_);
   int64_t max_segments = 1;
   for (const AttentionJob& job : jobs) {
-    for (int kv_head = 0; kv_head < config_.num_kv_heads; ++kv_head) {
+    for (int kv_head = job.head_begin; kv_head < job.head_end; ++kv_head) {
       if (job.kv.kind == KvView::Kind::kDraft) {
         for (int64_t row = 0; row < job.num_rows; ++row)
           tiles_.push_back({&job, kv_head, row, row + 1, 0, 1, nullptr});
@@ -143,7 +143,8 @@ AttnRows Attention::LoadQueries(const Tile& tile, Scratch* scratch) const {
   return rows;
 }
 
-void Attention::StoreOutput(const Tile& tile, AttnState state, Scratch* scratch) const {
+void Attention::StoreOutput(const Tile& tile, AttnState state, Scratch* scratch) {
+  KeepRowSums(tile, state);
   const int64_t group = static_cast<int64_t>(heads_per_kv_) * config_.head_dim;
   const int64_t stride = static_cast<int64_t>(config_.num_heads) * config_.head_dim;
   const int64_t num_positions = tile.row_end - tile.row_begin;
@@ -155,9 +156,10 @@ void Attention::StoreOutput(const Tile& tile, AttnState state, Scratch* scratch)
 }
 
 void Attention::RunTile(const Tile& tile, Scratch* scratch) {
-  const AttnRows rows = LoadQueries(tile, scratch);
+  AttnRows rows = LoadQueries(tile, scratch);
   const FullKvView& kv = tile.job->kv.full;
   if (tile.partial != nullptr) {
+    rows.probs = ProbsOf(tile, tile.segment_begin);
     kernels_->attend_segment(kv, tile.kv_head, rows, tile.segment_begin,
                              StateAt(tile.partial, rows.num_rows), scratch->work.data());
     return;
@@ -165,6 +167,7 @@ void Attention::RunTile(const Tile& tile, Scratch* scratch) {
   const AttnState total = StateAt(scratch->state.data(), rows.num_rows);
   const AttnState next = StateAt(scratch->next.data(), rows.num_rows);
   for (int64_t segment = 0; segment < tile.segment_end; ++segment) {
+    rows.probs = ProbsOf(tile, segment);
     kernels_->attend_segment(kv, tile.kv_head, rows, segment, segment == 0 ? total : next,
                              scratch->work.data());
     if (segment > 0) kernels_->attend_combine(rows.num_rows, padded_dim_, next, total);
@@ -211,6 +214,7 @@ void Attention::RunDraft(const Tile& tile, Scratch* scratch) {
 void Attention::Run(absl::Span<const AttentionJob> jobs) {
   ReserveDraftScratch(jobs);
   PlanTiles(jobs);
+  PlanBallots(jobs);
   pool_->ParallelFor(tiles_.size(), [&](int64_t task, int thread) {
     const Tile& tile = tiles_[task];
     if (tile.job->kv.kind == KvView::Kind::kDraft) {
@@ -219,10 +223,95 @@ void Attention::Run(absl::Span<const AttentionJob> jobs) {
       RunTile(tile, &scratch_[thread]);
     }
   });
-  if (combines_.empty()) return;
-  pool_->ParallelFor(combines_.size(), [&](int64_t task, int thread) {
-    CombineTile(combines_[task], &scratch_[thread]);
-  });
+  if (!combines_.empty()) {
+    pool_->ParallelFor(combines_.size(), [&](int64_t task, int thread) {
+      CombineTile(combines_[task], &scratch_[thread]);
+    });
+  }
+  CountVotes();
+}
+
+void Attention::PlanBallots(absl::Span<const AttentionJob> jobs) {
+  ballots_.clear();
+  size_t probs = 0, maxima = 0, row_values = 0;
+  for (const AttentionJob& job : jobs) {
+    if (job.votes == nullptr) continue;
+    VC_CHECK(job.kv.kind == KvView::Kind::kFull && job.votes->num_keys <= job.first_pos &&
+             job.votes->row_end <= job.num_rows);
+    Ballot& b = ballots_.emplace_back();
+    b.job = &job;
+    b.num_rows = (job.votes->row_end - job.votes->row_begin) * heads_per_kv_;
+    b.num_blocks = job.votes->votes_ld() / 64;
+    b.probs = probs;
+    b.maxima = maxima;
+    b.row_values = row_values;
+    const size_t rows = (job.head_end - job.head_begin) * b.num_rows;
+    probs += rows * b.num_blocks * 64;
+    maxima += rows * b.num_blocks;
+    row_values += rows;
+  }
+  probs_.Resize(probs);
+  prob_max_.Resize(maxima);
+  row_max_.Resize(row_values);
+  inverse_sum_.Resize(row_values);
+}
+
+// Where the rows of `tile` that vote leave what they give to the keys of `segment`.
+AttnProbs Attention::ProbsOf(const Tile& tile, int64_t segment) {
+  AttnProbs out;
+  const VoteWish* wish = tile.job->votes;
+  if (wish == nullptr) return out;
+  const int64_t begin = std::max(wish->row_begin, tile.row_begin);
+  const int64_t end = std::min(wish->row_end, tile.row_end);
+  const Ballot& b = *std::find_if(ballots_.begin(), ballots_.end(),
+                                  [&](const Ballot& x) { return x.job == tile.job; });
+  const int64_t first_block = segment * (kSegmentTokens / 64);
+  if (begin >= end || first_block >= b.num_blocks) return out;
+  const int64_t block = (tile.kv_head - tile.job->head_begin) * b.num_blocks + first_block;
+  const int64_t row = block * b.num_rows + (begin - wish->row_begin) * heads_per_kv_;
+  out.p = probs_.data() + b.probs + row * 64;
+  out.max = prob_max_.data() + b.maxima + row;
+  out.ld = b.num_rows;
+  out.row_begin = (begin - tile.row_begin) * heads_per_kv_;
+  out.num_rows = (end - begin) * heads_per_kv_;
+  out.num_blocks = b.num_blocks - first_block;
+  return out;
+}
+
+// total: the rows' state over all segments.
+void Attention::KeepRowSums(const Tile& tile, AttnState total) {
+  const AttnProbs probs = ProbsOf(tile, 0);
+  if (probs.p == nullptr) return;
+  const Ballot& b = *std::find_if(ballots_.begin(), ballots_.end(),
+                                  [&](const Ballot& x) { return x.job == tile.job; });
+  const int64_t first = std::max<int64_t>(0, tile.row_begin - tile.job->votes->row_begin);
+  const size_t to =
+      b.row_values + (tile.kv_head - tile.job->head_begin) * b.num_rows + first * heads_per_kv_;
+  for (int64_t r = 0; r < probs.num_rows; ++r) {
+    const float* lanes = total.sum + (probs.row_begin + r) * 16;
+    row_max_[to + r] = total.max[probs.row_begin + r];
+    inverse_sum_[to + r] = 1.0f / std::accumulate(lanes, lanes + 16, 0.0f);
+  }
+}
+
+void Attention::CountVotes() {
+  if (ballots_.empty()) return;
+  constexpr int64_t kBlocksPerTask = 16;
+  for (const Ballot& b : ballots_) {
+    const VoteWish& wish = *b.job->votes;
+    const int64_t per_head = CeilDiv(b.num_blocks, kBlocksPerTask);
+    pool_->ParallelFor(per_head * (b.job->head_end - b.job->head_begin), [&](int64_t task, int) {
+      const int64_t head = task / per_head, first = task % per_head * kBlocksPerTask;
+      const float* row_max = row_max_.data() + b.row_values + head * b.num_rows;
+      const float* inverse_sum = inverse_sum_.data() + b.row_values + head * b.num_rows;
+      for (int64_t i = first; i < std::min(b.num_blocks, first + kBlocksPerTask); ++i) {
+        const int64_t row = (head * b.num_blocks + i) * b.num_rows;
+        kernels_->sum_votes(probs_.data() + b.probs + row * 64, prob_max_.data() + b.maxima + row,
+                            b.num_rows, row_max, inverse_sum,
+                            wish.votes + (b.job->head_begin + head) * wish.votes_ld() + i * 64);
+      }
+    });
+  }
 }
 
 }  // namespace vericache

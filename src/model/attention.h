@@ -26,6 +26,8 @@ struct AttentionJob {
   float* out = nullptr;      // the same shape
   int64_t num_rows = 0;
   int64_t first_pos = 0;
+  int head_begin = 0, head_end = 0;  // KV heads to do
+  const VoteWish* votes = nullptr;   // of these rows; over full KV only
 };
 
 class Attention {
@@ -43,6 +45,12 @@ class Attention {
     int64_t segment_begin, segment_end;  // of this task
     float* partial;                      // states [segment][max | sum | acc], or null: finish here
   };
+  // What a job's votes are made of, and where the next job's begin.
+  struct Ballot {
+    const AttentionJob* job;
+    int64_t num_rows, num_blocks;      // flattened rows that vote; blocks they vote on
+    size_t probs, maxima, row_values;  // offsets in probs_, prob_max_, row_max_ and inverse_sum_
+  };
   struct Scratch {  // of one thread
     AlignedBuffer<float> q, state, next, out, work;
     AlignedBuffer<float> rank;      // [num_groups] of a draft KV
@@ -56,8 +64,12 @@ class Attention {
   void CombineTile(const Tile& tile, Scratch* scratch);
   void RunDraft(const Tile& tile, Scratch* scratch);
   void SelectGroups(const float* q, DraftHeadView* view, Scratch* scratch) const;
+  void PlanBallots(absl::Span<const AttentionJob> jobs);
+  AttnProbs ProbsOf(const Tile& tile, int64_t segment);
+  void KeepRowSums(const Tile& tile, AttnState total);
+  void CountVotes();
   AttnRows LoadQueries(const Tile& tile, Scratch* scratch) const;
-  void StoreOutput(const Tile& tile, AttnState state, Scratch* scratch) const;
+  void StoreOutput(const Tile& tile, AttnState state, Scratch* scratch);
 
   const ModelConfig& config_;
   const KernelTable* kernels_;
@@ -69,6 +81,10 @@ class Attention {
   std::vector<Tile> whole_;  // tiles_ before they were cut into segments
   std::vector<Scratch> scratch_;
   AlignedBuffer<float> partials_;
+  std::vector<Ballot> ballots_;    // of jobs with a wish, in their order
+  AlignedBuffer<uint16_t> probs_;  // per ballot [heads of the job][num_blocks][num_rows][64]
+  AlignedBuffer<float> prob_max_;  // per ballot [heads of the job][num_blocks][num_rows]
+  AlignedBuffer<float> row_max_, inverse_sum_;  // per ballot [heads of the job][num_rows]
 };
 
 }  // namespace vericache

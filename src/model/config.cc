@@ -7,6 +7,7 @@
 #include "base/status_macros.h"
 #include "base/text.h"
 #include "kernels/kernels.h"
+#include "model/rope_scaling.h"
 
 namespace vericache {
 namespace {
@@ -53,28 +54,6 @@ class Keys {
   std::string_view arch_;
 };
 
-// A factor without a type means linear, and old files call the factor rope.scale_linear.
-absl::Status ReadRopeScaling(const GgufFile& file, const Keys& keys, ModelConfig* config) {
-  const std::string type_key = keys.Name("rope.scaling.type");
-  std::string factor_key = keys.Name("rope.scaling.factor");
-  const std::string old_factor_key = keys.Name("rope.scale_linear");
-  if (file.FindValue(factor_key) == nullptr && file.FindValue(old_factor_key) != nullptr)
-    factor_key = old_factor_key;
-  std::string_view type = file.FindValue(factor_key) != nullptr ? "linear" : "none";
-  if (file.FindValue(type_key) != nullptr) {
-    VC_ASSIGN_OR_RETURN(type, file.GetString(type_key));
-  }
-  if (type == "none") return absl::OkStatus();
-  if (type != "linear")
-    return keys.Refuse("rope.scaling.type", StrCat("rope scaling \"", type, "\""));
-  VC_ASSIGN_OR_RETURN(config->rope_scale, file.GetFloat(factor_key));
-  if (!(config->rope_scale >= 1) || !std::isfinite(config->rope_scale))
-    return absl::InvalidArgumentError(StrCat(file.path(), ": ", factor_key, " is ",
-                                             config->rope_scale,
-                                             ", expected a number of at least 1"));
-  return absl::OkStatus();
-}
-
 absl::Status ReadRope(const GgufFile& file, const Keys& keys, ModelConfig* config) {
   VC_ASSIGN_OR_RETURN(config->rope_theta, file.GetFloatOr(keys.Name("rope.freq_base"), 10000.0));
   // Below 1 frequencies would grow and angles leave the range of ContractSinCos.
@@ -85,7 +64,7 @@ absl::Status ReadRope(const GgufFile& file, const Keys& keys, ModelConfig* confi
   VC_RETURN_IF_ERROR(
       keys.IntOr("rope.dimension_count", config->head_dim, config->head_dim, &config->rotary_dim));
   if (config->rotary_dim % 2 != 0) return keys.Refuse("rope.dimension_count", "an odd number");
-  return ReadRopeScaling(file, keys, config);
+  return ReadRopeScaling(file, config->architecture, config);
 }
 
 // head_count_kv may be one number or one per layer; all layers must agree.
@@ -171,10 +150,7 @@ absl::StatusOr<ModelConfig> ReadKeys(const GgufFile& file) {
   for (const char* key : {"attention.scale", "logit_scale", "residual_scale", "embedding_scale",
                           "attention.clamp_kqv", "attn_logit_softcapping"})
     if (file.FindValue(keys.Name(key)) != nullptr) return keys.Refuse(key, "this setting");
-  VC_ASSIGN_OR_RETURN(const int64_t window,
-                      file.GetIntOr(keys.Name("attention.sliding_window"), 0));
-  if (window > 0 && window < config.context_length)
-    return keys.Refuse("attention.sliding_window", "sliding-window attention");
+  VC_RETURN_IF_ERROR(CheckSlidingWindow(file, config));
   VC_RETURN_IF_ERROR(ReadVocabSize(file, keys, &config));
   return config;
 }

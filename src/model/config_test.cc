@@ -249,7 +249,7 @@ TEST(Config, ReadsLinearRopeScalingInAllItsSpellings) {
 }
 
 TEST(Config, RefusesOtherRopeScalingByName) {
-  for (const char* type : {"yarn", "longrope", "su", "Linear", ""})
+  for (const char* type : {"longrope", "su", "dynamic", "Linear", ""})
     ExpectUnsupported(Fixture().SetArch("rope.scaling.type", std::string(type)),
                       "\"" + std::string(type) + "\"");
   ExpectInvalid(Fixture().SetArch("rope.scaling.type", 1u), "llama.rope.scaling.type");
@@ -260,6 +260,76 @@ TEST(Config, RefusesOtherRopeScalingByName) {
   for (const Value& bad :
        {Value(Absent()), Value(0.0f), Value(0.5f), Value(-2.0f), Value(inf), Value(nan), Value(4u)})
     ExpectInvalid(linear.SetArch("rope.scaling.factor", bad), "llama.rope.scaling.factor");
+}
+
+Fixture Yarn() {
+  return Fixture()
+      .SetArch("rope.scaling.type", std::string("yarn"))
+      .SetArch("rope.scaling.factor", 4.0f)
+      .SetArch("rope.scaling.original_context_length", 512u);
+}
+
+TEST(Config, ReadsYarn) {
+  auto config = Yarn().Read();
+  ASSERT_TRUE(config.ok()) << config.status();
+  EXPECT_EQ(config->rope_scaling, RopeScaling::kYarn);
+  EXPECT_EQ(config->rope_scale, 4.0);
+  EXPECT_EQ(config->orig_context, 512);
+  EXPECT_EQ(config->context_length, 2048) << "512 * 4, which is what the file says as well";
+  EXPECT_EQ(config->yarn_attn_factor, 0) << "by its formula";
+  EXPECT_EQ(config->rope_attn_factor, 1.0);
+  EXPECT_EQ(config->yarn_beta_fast, 32.0);
+  EXPECT_EQ(config->yarn_beta_slow, 1.0);
+  config = Yarn()
+               .SetArch("rope.scaling.attn_factor", 0.5f)
+               .SetArch("rope.scaling.yarn_attn_factor", 1.25f)
+               .SetArch("rope.scaling.yarn_beta_fast", 48.0f)
+               .SetArch("rope.scaling.yarn_beta_slow", 2.0f)
+               .SetArch("rope.scaling.yarn_ext_factor", 1.0f)
+               .SetArch("rope.scaling.yarn_log_multiplier", 0.0f)
+               .SetArch("rope.scaling.finetuned", true)
+               .Read();
+  ASSERT_TRUE(config.ok()) << config.status();
+  EXPECT_EQ(config->rope_attn_factor, 0.5);
+  EXPECT_EQ(config->yarn_attn_factor, 1.25);
+  EXPECT_EQ(config->yarn_beta_fast, 48.0);
+  EXPECT_EQ(config->yarn_beta_slow, 2.0);
+}
+
+// Files say the context before the scaling (Qwen2.5) or after it.
+TEST(Config, YarnReachesOriginalContextTimesScale) {
+  EXPECT_EQ(Yarn().SetArch("rope.scaling.original_context_length", Absent()).Read()->context_length,
+            8192);
+  EXPECT_EQ(Yarn().SetArch("context_length", 512u).Read()->context_length, 2048);
+  EXPECT_EQ(Yarn().SetArch("context_length", 4096u).Read()->context_length, 4096);
+  ExpectInvalid(Yarn()
+                    .SetArch("context_length", 1u << 27)
+                    .SetArch("rope.scaling.original_context_length", Absent()),
+                "268435456");
+}
+
+TEST(Config, ChecksYarn) {
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  for (const char* key : {"attn_factor", "yarn_attn_factor", "yarn_beta_fast", "yarn_beta_slow"}) {
+    const std::string name = std::string("rope.scaling.") + key;
+    for (const Value& bad : {Value(0.0f), Value(-1.0f), Value(nan), Value(1u)})
+      ExpectInvalid(Yarn().SetArch(name, bad), "llama." + name);
+  }
+  for (const Value& bad : {Value(0u), Value(int32_t{-1}), Value(1u << 29), Value(512.0f)})
+    ExpectInvalid(Yarn().SetArch("rope.scaling.original_context_length", bad),
+                  "llama.rope.scaling.original_context_length");
+  ExpectInvalid(Yarn().SetArch("rope.scaling.factor", Absent()), "llama.rope.scaling.factor");
+  // Frequencies that do not fall have no range of pairs.
+  ExpectInvalid(Yarn().SetArch("rope.freq_base", 1.0f), "range");
+  ExpectInvalid(Yarn().SetArch("rope.scaling.original_context_length", 1u), "range");
+  // What would change angles, but is not computed.
+  ExpectUnsupported(Yarn().SetArch("rope.scaling.yarn_ext_factor", 0.5f), "yarn_ext_factor");
+  ExpectUnsupported(Yarn().SetArch("rope.scaling.yarn_log_multiplier", 0.1f),
+                    "yarn_log_multiplier");
+  ExpectUnsupported(Yarn().SetArch("rope.scaling.alpha", 1000.0f), "llama.rope.scaling.alpha");
+  ExpectUnsupported(
+      Fixture().SetArch("rope.scaling.factor", 4.0f).SetArch("rope.scaling.attn_factor", 1.5f),
+      "attn_factor");
 }
 
 TEST(Config, RefusesMixturesOfExperts) {

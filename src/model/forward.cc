@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <iterator>
 
 #include "base/check.h"
 #include "base/fp_env.h"
@@ -19,14 +20,25 @@ constexpr int64_t kRowBlock = 96;
 constexpr int64_t kPieceOutputs = 2 * kOutTile;
 // Rows of element-wise work per task.
 constexpr int64_t kRowsPerTask = 4;
+// A look-up in the mapped embedding leaves some pages around its row in memory: after so many they
+// are given back, lest a long prompt holds all of it.
+constexpr int64_t kLookUpsPerDrop = 256;
 
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Model>> Model::Load(std::shared_ptr<const GgufFile> file,
                                                    const KernelTable* kernels, ThreadPool* pool,
                                                    const LoadProgress& progress) {
+  VC_ASSIGN_OR_RETURN(const ModelConfig config, ReadModelConfig(*file));
+  return Load(std::move(file), config, kernels, pool, progress);
+}
+
+absl::StatusOr<std::unique_ptr<Model>> Model::Load(std::shared_ptr<const GgufFile> file,
+                                                   const ModelConfig& config,
+                                                   const KernelTable* kernels, ThreadPool* pool,
+                                                   const LoadProgress& progress) {
   auto model = std::make_unique<Model>();
-  VC_ASSIGN_OR_RETURN(model->config, ReadModelConfig(*file));
+  model->config = config;
   VC_ASSIGN_OR_RETURN(model->weights, LoadWeights(*file, model->config, *kernels, pool, progress));
   model->kernels = kernels;
   model->file = std::move(file);
@@ -70,8 +82,13 @@ void Forward::Embed(absl::Span<const RowGroup> batch) {
       DequantizeRow(w.embedding_type, w.embedding + token * w.embedding_row_bytes,
                     model_->config.hidden_size, x);
       x += model_->config.hidden_size;
+      ++num_looked_up_;
     }
   }
+  if (num_looked_up_ < kLookUpsPerDrop) return;
+  num_looked_up_ = 0;
+  if (const GgufTensor* embedding = model_->file->FindTensor("token_embd.weight"))
+    model_->file->DropPages(*embedding);
 }
 
 void Forward::NormRows(const float* x, const float* w, int64_t num_rows, float* y) {
@@ -140,13 +157,16 @@ void Forward::PlanPieces(int64_t total_outputs, absl::Span<const MatmulJob> jobs
   pieces_.clear();
   int64_t left = total_outputs;
   for (const MatmulJob& job : jobs) {
-    for (int64_t begin = 0; begin < job.w->rows;) {
-      const int64_t size = std::clamp<int64_t>(
-          RoundUp(left / (4 * pool_->num_threads()), kPieceOutputs), kPieceOutputs, 256);
-      const int64_t end = std::min(job.w->rows, begin + size);
-      pieces_.push_back({&job, begin, end});
-      left -= end - begin;
-      begin = end;
+    const OutRange whole{0, job.w->rows};
+    for (const OutRange& range : job.ranges.empty() ? absl::MakeConstSpan(&whole, 1) : job.ranges) {
+      for (int64_t begin = range.begin; begin < range.end;) {
+        const int64_t size = std::clamp<int64_t>(
+            RoundUp(left / (4 * pool_->num_threads()), kPieceOutputs), kPieceOutputs, 256);
+        const int64_t end = std::min(range.end, begin + size);
+        pieces_.push_back({&job, begin, end});
+        left -= end - begin;
+        begin = end;
+      }
     }
   }
 }
@@ -158,7 +178,8 @@ void Forward::MatmulAll(const float* x, int64_t cols, int64_t num_rows,
   int64_t total_outputs = 0;
   for (const MatmulJob& job : jobs) {
     QuantizeFor(x, cols, num_rows, ActFormatOf(job.w->type));
-    total_outputs += job.w->rows;
+    if (job.ranges.empty()) total_outputs += job.w->rows;
+    for (const OutRange& range : job.ranges) total_outputs += range.end - range.begin;
   }
   PlanPieces(total_outputs, jobs);
   pool_->ParallelFor(pieces_.size(), [&](int64_t task, int) {
@@ -204,6 +225,37 @@ void Forward::KeepRawQueries(absl::Span<const RowGroup> batch, int64_t num_float
   }
 }
 
+// KV head `head` of the groups whose K/V come in by heads; with head 0 all heads of the others.
+void Forward::AttendHeads(int layer, absl::Span<const RowGroup> batch, int head) {
+  const ModelConfig& c = model_->config;
+  const int64_t q_size = static_cast<int64_t>(c.num_heads) * c.head_dim;
+  attention_jobs_.clear();
+  for (size_t i = 0; i < batch.size(); ++i) {
+    const Observed& seen = observed_[i];
+    if (head > 0 && !seen.by_head) continue;
+    AttentionJob& job = attention_jobs_.emplace_back();
+    job.kv = seen.by_head ? batch[i].kv->Head(layer, head) : batch[i].kv->Layer(layer);
+    job.q = q_.data() + seen.row * q_size;
+    job.out = attn_.data() + seen.row * q_size;
+    job.num_rows = std::ssize(batch[i].tokens);
+    job.first_pos = batch[i].first_pos;
+    job.head_begin = head;
+    job.head_end = seen.by_head ? head + 1 : c.num_kv_heads;
+    job.votes = seen.votes;
+    if (batch[i].observer != nullptr)
+      batch[i].observer->OnKeys(seen.rows, {job.kv, job.head_begin, job.head_end});
+  }
+  attention_.Run(attention_jobs_);
+  const AttentionJob* job = attention_jobs_.data();
+  for (size_t i = 0; i < batch.size(); ++i) {
+    if (head > 0 && !observed_[i].by_head) continue;
+    if (job->votes != nullptr)
+      batch[i].observer->OnVotes(layer, {job->kv, job->head_begin, job->head_end});
+    if (observed_[i].by_head) batch[i].kv->DoneWith(layer, head);
+    ++job;
+  }
+}
+
 void Forward::AttentionBlock(int layer, absl::Span<const RowGroup> batch, int64_t num_rows) {
   const ModelConfig& c = model_->config;
   const LayerWeights& w = model_->weights.layers[layer];
@@ -215,24 +267,33 @@ void Forward::AttentionBlock(int layer, absl::Span<const RowGroup> batch, int64_
   MatmulAll(normed_.data(), c.hidden_size, num_rows, qkv);
   KeepRawQueries(batch, num_rows * q_size);
   RotateRows(num_rows);
-  attention_jobs_.clear();
   int64_t row = 0;
+  observed_.clear();
   for (const RowGroup& group : batch) {
     const int64_t n = group.tokens.size();
-    const float* k = k_.data() + row * kv_size;
-    const float* v = v_.data() + row * kv_size;
+    const float *k = k_.data() + row * kv_size, *v = v_.data() + row * kv_size;
     group.kv->Append(layer, k, v, n);
-    const KvView kv = group.kv->Layer(layer);
-    if (group.observer != nullptr)
-      group.observer->OnLayer(
-          {layer, group.first_pos, n, x_.data() + row * c.hidden_size, q_.data() + row * q_size, k,
-           v, group.observer->wants_raw_queries() ? raw_q_.data() + row * q_size : nullptr, kv});
-    attention_jobs_.push_back(
-        {kv, q_.data() + row * q_size, attn_.data() + row * q_size, n, group.first_pos});
+    Observed& seen = observed_.emplace_back();
+    seen.row = row;
+    seen.by_head = group.kv->by_head();
     row += n;
+    if (group.observer == nullptr) continue;
+    const bool raw = group.observer->wants_raw_queries();
+    seen.rows = {layer,
+                 group.first_pos,
+                 n,
+                 x_.data() + seen.row * c.hidden_size,
+                 q_.data() + seen.row * q_size,
+                 k,
+                 v,
+                 raw ? raw_q_.data() + seen.row * q_size : nullptr};
+    group.observer->OnLayer(seen.rows);
+    seen.votes = group.observer->WantsVotes(layer);
   }
-  attention_.Run(attention_jobs_);
-  for (const RowGroup& group : batch) group.kv->DoneWith(layer);
+  const bool by_head = std::any_of(observed_.begin(), observed_.end(),
+                                   [](const Observed& seen) { return seen.by_head; });
+  AttendHeads(layer, batch, 0);
+  for (int head = 1; by_head && head < c.num_kv_heads; ++head) AttendHeads(layer, batch, head);
   const MatmulJob o[] = {{&w.o, delta_.data(), w.o_bias}};
   MatmulAll(attn_.data(), q_size, num_rows, o);
   AddRows(delta_.data(), num_rows, x_.data());
@@ -292,11 +353,16 @@ void Forward::Logits(const HiddenRows& hidden, int64_t row_begin, int64_t num_ro
 }
 
 void Forward::LogitsOf(absl::Span<const float* const> rows, float* logits) {
+  LogitsOf(rows, {}, logits);
+}
+
+void Forward::LogitsOf(absl::Span<const float* const> rows, absl::Span<const OutRange> ids,
+                       float* logits) {
   const int64_t n = model_->config.hidden_size;
   logit_in_.Resize(rows.size() * n);
   for (size_t i = 0; i < rows.size(); ++i)
     std::memcpy(logit_in_.data() + i * n, rows[i], n * sizeof(float));
-  const MatmulJob job[] = {{&model_->weights.output, logits}};
+  const MatmulJob job[] = {{&model_->weights.output, logits, nullptr, ids}};
   MatmulAll(logit_in_.data(), n, rows.size(), job);
 }
 

@@ -31,6 +31,11 @@ struct RowGroup {
   ForwardObserver* observer = nullptr;
 };
 
+// Rows [begin, end) of the output matrix; begin is a multiple of kOutTile, end too or vocab_size.
+struct OutRange {
+  int64_t begin, end;
+};
+
 // Final hidden states (after the last norm) of the rows that need logits, in order of the batch.
 struct HiddenRows {
   AlignedBuffer<float> x;  // [num_rows][hidden_size]
@@ -46,6 +51,11 @@ struct Model {
 
   // ERRORS: those of ReadModelConfig and LoadWeights.
   static absl::StatusOr<std::unique_ptr<Model>> Load(std::shared_ptr<const GgufFile> file,
+                                                     const KernelTable* kernels, ThreadPool* pool,
+                                                     const LoadProgress& progress = nullptr);
+  // With settings that a caller has changed. ERRORS: those of LoadWeights.
+  static absl::StatusOr<std::unique_ptr<Model>> Load(std::shared_ptr<const GgufFile> file,
+                                                     const ModelConfig& config,
                                                      const KernelTable* kernels, ThreadPool* pool,
                                                      const LoadProgress& progress = nullptr);
 };
@@ -68,12 +78,15 @@ class Forward {
   void Logits(const HiddenRows& hidden, int64_t row_begin, int64_t num_rows, float* logits);
   // The same for rows picked from anywhere.
   void LogitsOf(absl::Span<const float* const> rows, float* logits);
+  // Of these ids alone, each where it stands in [num_rows][vocab_size]; the others are not written.
+  void LogitsOf(absl::Span<const float* const> rows, absl::Span<const OutRange> ids, float* logits);
 
  private:
   struct MatmulJob {
     const PackedMatrix* w;
     float* y;  // [rows][w->rows]
     const float* bias = nullptr;
+    absl::Span<const OutRange> ranges = {};  // empty: all outputs
   };
   // Outputs [out_begin, out_end) of a job: what a thread takes at once.
   struct Piece {
@@ -88,6 +101,14 @@ class Forward {
     bool has32 = false, has256 = false;
   };
 
+  // A row group of a layer that is under way.
+  struct Observed {
+    int64_t row = 0;  // its first one in the pass
+    bool by_head = false;
+    ForwardObserver::LayerRows rows{};  // where it has an observer
+    const VoteWish* votes = nullptr;
+  };
+
   void Prepare(int64_t num_rows, absl::Span<const RowGroup> batch);
   void Embed(absl::Span<const RowGroup> batch);
   void NormRows(const float* x, const float* w, int64_t num_rows, float* y);
@@ -96,6 +117,7 @@ class Forward {
   void QuantizeFor(const float* x, int64_t cols, int64_t num_rows, ActFormat format);
   Activations ActsOf(ActFormat format, const float* x, int64_t cols, int64_t first_row) const;
   void AttentionBlock(int layer, absl::Span<const RowGroup> batch, int64_t num_rows);
+  void AttendHeads(int layer, absl::Span<const RowGroup> batch, int head);
   void FeedForwardBlock(int layer, int64_t num_rows);
   void KeepRawQueries(absl::Span<const RowGroup> batch, int64_t num_floats);
   void RotateRows(int64_t num_rows);
@@ -106,7 +128,9 @@ class Forward {
   Rope rope_;
   Attention attention_;
   std::vector<AttentionJob> attention_jobs_;
+  std::vector<Observed> observed_;  // [row groups]
   std::vector<Piece> pieces_;
+  int64_t num_looked_up_ = 0;       // rows of the embedding since its pages were dropped
   AlignedBuffer<float> x_;          // [rows][hidden_size], the residual stream
   AlignedBuffer<float> normed_;     // [rows][hidden_size]
   AlignedBuffer<float> q_, k_, v_;  // [rows][heads * head_dim]
@@ -115,7 +139,7 @@ class Forward {
   AlignedBuffer<float> gate_, up_;  // [rows][intermediate_size]
   AlignedBuffer<float> delta_;      // [rows][hidden_size]
   AlignedBuffer<float> cos_, sin_;  // [rows][rotary_dim / 2]
-  AlignedBuffer<float> logit_in_;   // [kLogitsRows][hidden_size]
+  AlignedBuffer<float> logit_in_;   // [rows of LogitsOf()][hidden_size]
   ActCache acts_;
 };
 

@@ -148,18 +148,27 @@ absl::Status Loader::Fill(Weights* weights, ThreadPool* pool, const LoadProgress
     return absl::ResourceExhaustedError(StrCat("no memory for ", total_ >> 20, " MiB of weights"));
   // Rows a task repacks: large enough to amortise the hand-out, small enough to balance.
   constexpr int64_t kRowsPerTask = 16 * kOutTile;
+  // Source bytes between two looks at what need not be in memory twice.
+  constexpr size_t kSliceBytes = size_t{4} << 20;
   uint64_t done = 0;
   for (const Job& job : jobs_) {
     uint8_t* dst = arena.get() + job.offset;
     if (job.matrix != nullptr) {
       const int64_t rows = job.matrix->rows, cols = job.matrix->cols;
-      pool->ParallelFor(CeilDiv(rows, kRowsPerTask), [&](int64_t task, int) {
-        kernels_.pack(job.matrix->type, rows, cols, job.tensor->data, dst, task * kRowsPerTask,
-                      std::min(rows, (task + 1) * kRowsPerTask));
-      });
+      const size_t row_bytes = job.tensor->num_bytes / rows;
+      const int64_t slice = std::max(kRowsPerTask, static_cast<int64_t>(kSliceBytes / row_bytes) /
+                                                       kRowsPerTask * kRowsPerTask);
+      for (int64_t begin = 0; begin < rows; begin += slice) {
+        const int64_t end = std::min(rows, begin + slice);
+        pool->ParallelFor(CeilDiv(end - begin, kRowsPerTask), [&](int64_t task, int) {
+          const int64_t first = begin + task * kRowsPerTask;
+          kernels_.pack(job.matrix->type, rows, cols, job.tensor->data, dst, first,
+                        std::min(end, first + kRowsPerTask));
+        });
+        file_.DropPages(*job.tensor, end * row_bytes);
+      }
       job.matrix->data = dst;
       weights->packed_bytes += job.bytes;
-      if (job.tensor->data != weights->embedding) file_.DropPages(*job.tensor);
     } else {
       DequantizeRow(job.tensor->type, job.tensor->data, job.tensor->num_values(),
                     reinterpret_cast<float*>(dst));

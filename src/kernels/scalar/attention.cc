@@ -22,10 +22,9 @@ float Score(const KvShape& shape, const uint16_t* head, int64_t j, const float* 
   return a;
 }
 
-// One row over the first `num_valid` keys of a block.
+// One row over the first `num_valid` keys of a block. p: [64], left behind for KeepProbs().
 void AttendBlock(const KvShape& shape, const uint16_t* head, const float* q, int64_t num_valid,
-                 float* max, float* lanes, float* acc) {
-  float p[64];
+                 float* max, float* lanes, float* acc, float* p) {
   float new_max = *max;
   for (int64_t j = 0; j < num_valid; ++j) {
     p[j] = Score(shape, head, j, q) * kLog2E;
@@ -44,6 +43,26 @@ void AttendBlock(const KvShape& shape, const uint16_t* head, const float* q, int
   *max = new_max;
 }
 
+void KeepProbs(const AttnProbs& probs, int64_t row, int64_t block, int64_t num_valid,
+               const float* p, float max) {
+  const int64_t r = row - probs.row_begin;
+  if (probs.p == nullptr || block >= probs.num_blocks || r < 0 || r >= probs.num_rows) return;
+  uint16_t* kept = probs.p + (block * probs.ld + r) * 64;
+  for (int64_t j = 0; j < 64; ++j) kept[j] = F32ToF16Saturated(j < num_valid ? p[j] : 0.0f);
+  probs.max[block * probs.ld + r] = max;
+}
+
+void SumVotes(const uint16_t* p, const float* block_max, int64_t num_rows, const float* row_max,
+              const float* inverse_sum, float* votes) {
+  for (int64_t j = 0; j < 64; ++j) votes[j] = 0.0f;
+  for (int64_t r = 0; r < num_rows; ++r) {
+    const float w = Exp2NonPositive(block_max[r] - row_max[r]) * inverse_sum[r];
+    if (!(w > 0.0f && w < kInf)) continue;
+    for (int64_t j = 0; j < 64; ++j)
+      votes[j] = __builtin_fmaf(F16ToF32(p[r * 64 + j]), w, votes[j]);
+  }
+}
+
 void AttendSegment(const FullKvView& kv, int kv_head, const AttnRows& rows, int64_t segment,
                    AttnState state, float* scratch) {
   const int64_t padded = kv.shape.padded_head_dim();
@@ -53,10 +72,12 @@ void AttendSegment(const FullKvView& kv, int kv_head, const AttnRows& rows, int6
     for (int l = 0; l < 16; ++l) state.sum[r * 16 + l] = 0.0f;
     for (int64_t d = 0; d < padded; ++d) state.acc[r * padded + d] = 0.0f;
     const int64_t pos = rows.first_pos + r / rows.heads_per_kv;
+    float p[64];
     for (int64_t b = begin; b < begin + kSegmentTokens && b <= pos; b += 64) {
       const int64_t num_valid = pos - b + 1 < 64 ? pos - b + 1 : 64;
       AttendBlock(kv.shape, kv.Head(b / 64, kv_head), rows.q + r * kv.shape.head_dim, num_valid,
-                  &state.max[r], state.sum + r * 16, state.acc + r * padded);
+                  &state.max[r], state.sum + r * 16, state.acc + r * padded, p);
+      KeepProbs(rows.probs, r, (b - begin) / 64, num_valid, p, state.max[r]);
     }
   }
 }
@@ -104,6 +125,7 @@ void FillAttention(KernelTable* table) {
   table->attend_segment = AttendSegment;
   table->attend_combine = AttendCombine;
   table->attend_finish = AttendFinish;
+  table->sum_votes = SumVotes;
   table->key_scores = KeyScores;
 }
 

@@ -120,6 +120,31 @@ VC_NOINLINE void Probabilities(const BlockRows& b, F16Source k) {
             });
 }
 
+// REQUIRES: the rows that are asked about see some key of the block.
+VC_NOINLINE void KeepProbs(const BlockRows& b, const AttnProbs& probs, int64_t block) {
+  uint16_t* kept = probs.p + block * probs.ld * 64;
+  const float* p = b.p + probs.row_begin * 64;
+  for (int64_t r = 0; r < probs.num_rows; ++r, p += 64, kept += 64) {
+    const int64_t valid = b.valid[probs.row_begin + r];
+    for (int64_t j = 0; j < 64; j += 16) {
+      const Vec16 x = Load(p + j);
+      StoreF16Saturated(valid == 64 ? x : Select(FirstLanes(valid - j), x, Zero()), kept + j);
+    }
+    probs.max[block * probs.ld + r] = b.state.max[probs.row_begin + r];
+  }
+}
+
+void SumVotes(const uint16_t* p, const float* block_max, int64_t num_rows, const float* row_max,
+              const float* inverse_sum, float* votes) {
+  Vec16 sum[4] = {Zero(), Zero(), Zero(), Zero()};
+  for (int64_t r = 0; r < num_rows; ++r, p += 64) {
+    const float w = Exp2NonPositive(block_max[r] - row_max[r]) * inverse_sum[r];
+    if (!(w > 0.0f && w < kInf)) continue;
+    for (int g = 0; g < 4; ++g) sum[g] = Fma(Load(p + g * 16), Set(w), sum[g]);
+  }
+  for (int g = 0; g < 4; ++g) Store(sum[g], votes + g * 16);
+}
+
 // Values of a block in which some row sees fewer keys than another: keys beyond a row's bound are
 // never touched by it.
 void ValuesAtEdge(const BlockRows& b, F16Source v) {
@@ -178,6 +203,8 @@ void AttendSegment(const FullKvView& kv, int kv_head, const AttnRows& rows, int6
     const uint16_t* v = k + kv.shape.k_block_values();
     const bool last = first + 64 >= kv.num_tokens;
     Probabilities(b, {k, v});
+    const int64_t block = (first - begin) / 64;
+    if (rows.probs.p != nullptr && block < rows.probs.num_blocks) KeepProbs(b, rows.probs, block);
     Values(b, {v, last ? v : kv.Head(first / 64 + 1, kv_head)});
   }
 }
@@ -248,6 +275,7 @@ void FillAttention(KernelTable* table) {
   table->attend_segment = AttendSegment;
   table->attend_combine = AttendCombine;
   table->attend_finish = AttendFinish;
+  table->sum_votes = SumVotes;
   table->key_scores = KeyScores;
 }
 

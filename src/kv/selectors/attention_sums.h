@@ -22,15 +22,16 @@ class AttentionSums : public ForwardObserver {
   // num_tokens: of the prompt. kernels and pool outlive *this.
   AttentionSums(const KvShape& shape, int num_heads, int64_t num_tokens, const KernelTable* kernels,
                 ThreadPool* pool);
-  void OnLayer(const LayerRows& rows) override;
+  void OnLayer(const LayerRows& rows) override { (void)rows; }
+  void OnKeys(const LayerRows& rows, const LayerKeys& keys) override;
   KeyScores Take();
 
  private:
   struct Scratch {  // of one thread
     AlignedBuffer<float> scaled, scores;
   };
-  void AddPiece(const LayerRows& rows, const HeadQueries& queries, int64_t piece, Scratch* scratch,
-                std::vector<float>* sum) const;
+  void AddPiece(const LayerRows& rows, const FullKvView& kv, const HeadQueries& queries,
+                int64_t piece, Scratch* scratch, std::vector<float>* sum) const;
 
   const KvShape shape_;
   const int num_heads_;

@@ -140,11 +140,11 @@ absl::StatusOr<KeyScores> QueryMoments::Scores(const FullKv& full, const MeanRot
   scores.num_scored = full.num_tokens();
   scores.of_head.resize(static_cast<size_t>(shape_.num_layers) * shape_.num_kv_heads);
   const auto score = [&](const LayerViews& layers) {
-    const int64_t heads = shape_.num_kv_heads, first = layers.first * heads;
-    pool_->ParallelFor(layers.end() * heads - first, [&](int64_t i, int) {
+    const int64_t heads = shape_.num_kv_heads, first = layers.first_list();
+    pool_->ParallelFor(layers.end_list() - first, [&](int64_t i, int) {
       const int layer = static_cast<int>((first + i) / heads);
-      scores.of_head[first + i] =
-          HeadScores(layers[layer], layer, static_cast<int>(i % heads), rotation, kernels);
+      scores.of_head[first + i] = HeadScores(
+          layers[layer], layer, static_cast<int>((first + i) % heads), rotation, kernels);
     });
   };
   VC_RETURN_IF_ERROR(ForEachLayers(full, score));

@@ -93,14 +93,14 @@ void RepeatScores::StartChunk(int64_t begin, int64_t end) {
   end_ = end;
 }
 
-void RepeatScores::OnLayer(const LayerRows& rows) {
+void RepeatScores::OnKeys(const LayerRows& rows, const LayerKeys& keys) {
   const int64_t num_keys = rows.first_pos + rows.num_rows, ld = RoundUp(num_keys, 16);
   const int per_kv = num_heads_ / shape_.num_kv_heads;
   const int64_t sinks = std::min(kSinks, begin_);
-  std::vector<std::vector<float>> parts(shape_.num_kv_heads * kParts);
+  std::vector<std::vector<float>> parts((keys.head_end - keys.head_begin) * kParts);
   pool_->ParallelFor(parts.size(), [&](int64_t task, int) {
     const HeadQueries queries{rows.q, rows.num_rows, rows.first_pos, num_heads_,
-                              static_cast<int>(task / kParts)};
+                              keys.head_begin + static_cast<int>(task / kParts)};
     const int64_t piece = QueryPieceRows(queries, shape_);
     AlignedBuffer<float> scaled(piece * per_kv * shape_.head_dim), scores(piece * per_kv * ld);
     std::vector<float>& best = parts[task];
@@ -109,7 +109,7 @@ void RepeatScores::OnLayer(const LayerRows& rows) {
       const int64_t end = std::min(rows.num_rows, begin + piece);
       // Kernels take whole groups of 16 keys; a column always means the same key.
       const auto score = [&](int64_t from, int64_t to) {
-        ScoreKeys(*kernels_, rows.kv.full, queries, begin, end, from / 16 * 16,
+        ScoreKeys(*kernels_, keys.kv.full, queries, begin, end, from / 16 * 16,
                   std::min<int64_t>(RoundUp(to, 16), num_keys), scaled.data(), scores.data(), ld);
       };
       if (sinks > 0) score(0, sinks);
@@ -123,9 +123,11 @@ void RepeatScores::OnLayer(const LayerRows& rows) {
     }
   });
   for (size_t task = 0; task < parts.size(); ++task) {
-    float* scores =
-        scores_.of_head[rows.layer * shape_.num_kv_heads + static_cast<int>(task) / kParts].data() +
-        begin_;
+    float* scores = scores_
+                        .of_head[rows.layer * shape_.num_kv_heads + keys.head_begin +
+                                 static_cast<int>(task) / kParts]
+                        .data() +
+                    begin_;
     for (int64_t j = 0; j < end_ - begin_; ++j) scores[j] = std::max(scores[j], parts[task][j]);
   }
 }

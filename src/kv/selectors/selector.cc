@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
+#include <iterator>
 #include <numeric>
 
 namespace vericache {
@@ -86,17 +88,24 @@ KeptSet SelectPositions(const DraftSpec& spec, const SelectInput& input) {
 }
 
 std::vector<int32_t> TopPositions(absl::Span<const float> scores, int64_t count) {
-  std::vector<float> ranked(scores.begin(), scores.end());
-  for (float& score : ranked)
-    if (std::isnan(score)) score = 0;  // sorting needs an order
-  std::vector<int32_t> order = AllPositions(static_cast<int64_t>(scores.size()));
-  count = std::min(count, static_cast<int64_t>(order.size()));
-  std::nth_element(order.begin(), order.begin() + count, order.end(), [&](int32_t a, int32_t b) {
-    return ranked[a] != ranked[b] ? ranked[a] > ranked[b] : a < b;
-  });
-  order.resize(count);
-  std::sort(order.begin(), order.end());
-  return order;
+  count = std::min(count, std::ssize(scores));
+  std::vector<int32_t> top;
+  if (count <= 0) return top;
+  const auto value = [&](int64_t pos) { return std::isnan(scores[pos]) ? 0.0f : scores[pos]; };
+  std::vector<float> ranked(scores.size());
+  for (int64_t pos = 0; pos < std::ssize(scores); ++pos) ranked[pos] = value(pos);
+  std::nth_element(ranked.begin(), ranked.begin() + (count - 1), ranked.end(), std::greater<>());
+  const float least = ranked[count - 1];
+  // As many of those equal to the least as the others leave room for, the lower positions.
+  int64_t num_equal = count - std::count_if(ranked.begin(), ranked.begin() + count,
+                                            [&](float score) { return score > least; });
+  top.reserve(count);
+  for (int64_t pos = 0; pos < std::ssize(scores); ++pos) {
+    const float score = value(pos);
+    if (score > least || (score == least && num_equal-- > 0))
+      top.push_back(static_cast<int32_t>(pos));
+  }
+  return top;
 }
 
 std::vector<std::vector<int32_t>> TopOverHeads(const KeyScores& scores, int64_t begin, int64_t end,

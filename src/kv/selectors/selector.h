@@ -37,9 +37,12 @@ struct SelectInput {
   // The K/V: of all layers, or of those to choose for. Only scores by queries read them.
   const LayerViews* layers = nullptr;
   const QueryRows* queries = nullptr;  // needed by snapkv and verify
-  const KeyScores* scores = nullptr;   // needed where spec.score_kind() is not kNone
-  const KeptSet* floor = nullptr;      // needed by verify with a floor: KvzipFloor()
-  const KeptSet* file = nullptr;       // needed by kept
+  // Instead of `queries`, for the lists at hand: votes[list - first_list()], [num_tokens] each, as
+  // VotesOf() counts them. Empty: not known yet.
+  std::vector<absl::Span<const float>> votes;
+  const KeyScores* scores = nullptr;  // needed where spec.score_kind() is not kNone
+  const KeptSet* floor = nullptr;     // needed by verify with a floor: KvzipFloor()
+  const KeptSet* file = nullptr;      // needed by kept
   const KernelTable* kernels = nullptr;
   ThreadPool* pool = nullptr;
 
@@ -48,8 +51,8 @@ struct SelectInput {
   int num_kv_heads() const { return layers->shape().num_kv_heads; }
   int num_lists() const { return num_layers() * num_kv_heads(); }
   // Lists of the layers at hand: [first_list(), end_list()).
-  int first_list() const { return layers->first * num_kv_heads(); }
-  int end_list() const { return layers->end() * num_kv_heads(); }
+  int first_list() const { return layers->first_list(); }
+  int end_list() const { return layers->end_list(); }
 };
 
 // Newest query rows a spec wants to see when it chooses (0: none).

@@ -7,6 +7,7 @@
 // With a floor, KVzip's choice stands first in the count and the votes fill up what it leaves.
 // SOURCE: arXiv 2404.14469, with W = 32 and a max-pool of 7 as measured in acceptance.md.
 #include <algorithm>
+#include <iterator>
 #include <limits>
 
 #include "kv/selectors/query_votes.h"
@@ -15,15 +16,28 @@
 namespace vericache {
 namespace {
 
+// y[i] = the largest of x[i - width / 2] to x[i + width / 2], by maxima over 1, 2, 4, ... values.
 std::vector<float> MaxPool(const std::vector<float>& x, int width) {
-  const int64_t n = x.size(), half = width / 2;
+  const int64_t n = std::ssize(x), half = width / 2, window = 2 * half + 1;
+  // A NaN row is refused elsewhere; sorting needs an order. What is beyond the ends counts as 0.
+  std::vector<float> most(n + 2 * half, 0.0f);
+  for (int64_t i = 0; i < n; ++i) most[half + i] = x[i] >= 0 ? x[i] : 0;
+  int64_t covered = 1;  // most[i] is that of `covered` values from i on
+  for (; 2 * covered <= window; covered *= 2)
+    for (int64_t i = 0; i + covered < std::ssize(most); ++i)
+      most[i] = std::max(most[i], most[i + covered]);
   std::vector<float> y(n);
-  for (int64_t i = 0; i < n; ++i) {
-    y[i] = *std::max_element(x.begin() + std::max<int64_t>(0, i - half),
-                             x.begin() + std::min<int64_t>(n, i + half + 1));
-    if (!(y[i] >= 0)) y[i] = 0;  // a NaN row is refused elsewhere; sorting needs an order
-  }
+  for (int64_t i = 0; i < n; ++i) y[i] = std::max(most[i], most[i + window - covered]);
   return y;
+}
+
+std::vector<float> VotesFor(const SelectInput& input, int64_t list) {
+  if (!input.votes.empty()) {
+    const absl::Span<const float> votes = input.votes[list - input.first_list()];
+    return {votes.begin(), votes.end()};
+  }
+  return VotesOf(input, static_cast<int>(list / input.num_kv_heads()),
+                 static_cast<int>(list % input.num_kv_heads()), 0, input.queries->num_rows);
 }
 
 }  // namespace
@@ -43,8 +57,7 @@ KeptSet SelectSnapKv(const DraftSpec& spec, const SelectInput& input) {
     const int64_t task = input.first_list() + i;
     std::vector<float> score(num_tokens - window, 0.0f);
     if (num_kept < num_tokens) {
-      score = VotesOf(input, static_cast<int>(task / input.num_kv_heads()),
-                      static_cast<int>(task % input.num_kv_heads()), 0, input.queries->num_rows);
+      score = VotesFor(input, task);
       score.resize(num_tokens - window);  // before the pool, as in the paper's code
       score = MaxPool(score, spec.pool);
     }
