@@ -18,13 +18,24 @@ constexpr double kUnseenRidge = 1e-9;
 constexpr double kHuber = 0.25;  // relative error from which on a pass counts less
 constexpr int kPolishSweeps = 4;
 constexpr double kLinkDecay = 0.9;
-constexpr int kWarmUp = 8;  // passes before outliers are told from bad first guesses
+constexpr double kCold = 2;  // times the guess: a first pass that is not believed
+constexpr int kWarmUp = 8;   // passes before outliers are told from bad first guesses
 
 }  // namespace
+
+void PassShape::Add(const PassShape& other) {
+  num_rows += other.num_rows;
+  logit_rows += other.logit_rows;
+  full_logits = std::max(full_logits, other.full_logits);
+  full_tokens += other.full_tokens;
+  attention += other.attention;
+  draft_bytes += other.draft_bytes;
+}
 
 void PassShape::AddFull(int64_t rows, int64_t context, int64_t logits) {
   num_rows += static_cast<double>(rows);
   logit_rows += static_cast<double>(logits);
+  if (logits > 0) full_logits = 1;
   full_tokens += static_cast<double>(context);
   attention += static_cast<double>(rows) * static_cast<double>(context);
 }
@@ -35,12 +46,29 @@ void PassShape::AddDraft(int64_t rows, int64_t draft_kv_bytes) {
   draft_bytes += static_cast<double>(rows) * static_cast<double>(draft_kv_bytes);
 }
 
-CostModel::CostModel(double pass_s, double link_bytes_per_s)
+PassGuess PassGuess::Of(double pass_s) {
+  PassGuess guess;
+  guess.pass_s = std::max(pass_s, 1e-9);
+  guess.output_s = 0.1 * guess.pass_s;
+  guess.row_s = 0.05 * guess.pass_s;
+  guess.logit_row_s = 0.02 * guess.pass_s;
+  guess.full_token_s = 1e-7 * guess.pass_s;
+  guess.attention_s = 2e-6 * guess.pass_s;
+  guess.draft_byte_s = 1e-8 * guess.pass_s;
+  return guess;
+}
+
+CostModel::CostModel(const PassGuess& guess, double link_bytes_per_s)
     : link_s_per_byte_(1.0 / std::max(link_bytes_per_s, 1.0)) {
-  pass_s = std::max(pass_s, 1e-9);
-  // A CPU's proportions: a tenth of a pass for a further row, attention over 1M token pairs as
-  // much as two passes. Wrong by a factor on any given machine; a few passes correct them.
-  prior_ = {pass_s, 0.05 * pass_s, 0, 0, 0.02 * pass_s, 0.1 * pass_s, 2 * pass_s, 0.01 * pass_s};
+  prior_ = {std::max(guess.pass_s, 1e-9),
+            guess.row_s,
+            0,
+            0,
+            guess.logit_row_s,
+            guess.full_token_s / kMega,
+            guess.attention_s / kMega,
+            guess.draft_byte_s / kMega,
+            guess.output_s};
   weight_ = prior_;
 }
 
@@ -52,7 +80,8 @@ CostModel::Terms CostModel::TermsOf(const PassShape& s) {
           s.logit_rows,
           s.full_tokens * kMega,
           s.attention * kMega,
-          s.draft_bytes * kMega};
+          s.draft_bytes * kMega,
+          std::min(1.0, s.full_logits)};
 }
 
 double CostModel::PassSeconds(const PassShape& shape) const {
@@ -65,11 +94,7 @@ double CostModel::PassSeconds(const PassShape& shape) const {
 
 double CostModel::ExtraSeconds(const PassShape& base, const PassShape& added) const {
   PassShape both = base;
-  both.num_rows += added.num_rows;
-  both.logit_rows += added.logit_rows;
-  both.full_tokens += added.full_tokens;
-  both.attention += added.attention;
-  both.draft_bytes += added.draft_bytes;
+  both.Add(added);
   return std::max(0.0, PassSeconds(both) - PassSeconds(base));
 }
 
@@ -81,7 +106,8 @@ void CostModel::ObservePass(const PassShape& shape, double compute_s) {
   if (!(compute_s > 0) || !std::isfinite(compute_s) || shape.num_rows <= 0) return;
   const double predicted = PassSeconds(shape);
   const double error = std::abs(predicted / compute_s - 1);
-  ++num_passes_;
+  // The first pass may find cold caches and memory that was never touched: up to ten times as long.
+  if (++num_passes_ == 1 && compute_s > kCold * predicted) return;
   const double rate = std::max(0.02, 1.0 / static_cast<double>(num_passes_));
   relative_error_ += rate * (std::min(error, 1.0) - relative_error_);
 
@@ -115,7 +141,7 @@ void CostModel::Solve() {
     // On the scale of what the term contributes to the passes seen, not of the guess, which may be
     // wrong by orders of magnitude; the guess's own scale rules only until the term is seen. The
     // hinge terms have no guess: they are pulled to zero on the rows' scale.
-    const double scale = prior_[i] > 0 ? prior_[i] : prior_[1];
+    const double scale = prior_[i] > 0 ? prior_[i] : std::max(prior_[1], 1e-3 * prior_[0]);
     ridge[i] = kRidge * gram_[i][i] + kUnseenRidge / scale / scale;
     target[i] = target_[i] + ridge[i] * prior_[i];
   }

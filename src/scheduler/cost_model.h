@@ -16,18 +16,36 @@ namespace vericache {
 struct PassShape {
   double num_rows = 0;
   double logit_rows = 0;
+  double full_logits = 0;  // 1: some row needs logits of the whole vocabulary
   double full_tokens = 0;  // full-KV tokens read, once for each row group
   double attention = 0;    // sum over full-KV rows of the tokens each attends to
   double draft_bytes = 0;  // sum over draft rows of the draft KV's bytes
 
+  // What both do in one pass.
+  void Add(const PassShape& other);
   void AddFull(int64_t rows, int64_t context, int64_t logits);
   void AddDraft(int64_t rows, int64_t draft_kv_bytes);
 };
 
+// First guesses of what a pass is made of, in seconds.
+struct PassGuess {
+  double pass_s = 0.02;     // the weights, read once, but for
+  double output_s = 0;      // the output matrix, which drafts hardly touch (engine/draft_vocab.h)
+  double row_s = 0;         // each row's arithmetic
+  double logit_row_s = 0;   // each row of logits
+  double full_token_s = 0;  // each full-KV token read, beyond its arithmetic
+  double attention_s = 0;   // each token a full-KV row attends to
+  double draft_byte_s = 0;  // each draft-KV byte a row reads
+
+  // A CPU's proportions: a twentieth of a pass for a further row, attention over 1M tokens as much
+  // as two passes. Wrong by a factor on any given machine; a few passes correct them.
+  static PassGuess Of(double pass_s);
+};
+
 class CostModel {
  public:
-  // First guesses, used until measurements outweigh them.
-  CostModel(double pass_s, double link_bytes_per_s);
+  // The guesses are used until measurements outweigh them, and where those cannot tell terms apart.
+  CostModel(const PassGuess& guess, double link_bytes_per_s);
 
   void ObservePass(const PassShape& shape, double compute_s);
   // Ignores empty or non-positive measurements.
@@ -43,7 +61,7 @@ class CostModel {
   double relative_error() const { return relative_error_; }
 
  private:
-  static constexpr int kTerms = 8;
+  static constexpr int kTerms = 9;
   using Terms = std::array<double, kTerms>;
   static Terms TermsOf(const PassShape& shape);
   void Solve();

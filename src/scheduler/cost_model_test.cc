@@ -46,7 +46,7 @@ void Teach(CostModel* model, int rounds) {
 }
 
 TEST(CostModel, PredictsPassesItHasNotSeenWithin15Percent) {
-  CostModel model(1.0, 1e9);  // a first guess 50 times too high
+  CostModel model(PassGuess::Of(1.0), 1e9);  // a first guess 50 times too high
   Teach(&model, 20);
   for (const PassShape& shape :
        {Draft(3), Verify(5, 9000), Verify(25, 8500), Verify(17, 12000), Prefill(100, 4500)}) {
@@ -57,7 +57,7 @@ TEST(CostModel, PredictsPassesItHasNotSeenWithin15Percent) {
 }
 
 TEST(CostModel, OnePassOfEachKindIsEnoughToTellDraftFromPlain) {
-  CostModel model(0.02, 1e9);
+  CostModel model(PassGuess::Of(0.02), 1e9);
   for (int i = 0; i < 3; ++i) model.ObservePass(Verify(1, 16000), 0.1);
   model.ObservePass(Draft(1), 0.025);
   model.ObservePass(Verify(3, 16000), 0.1);
@@ -67,7 +67,7 @@ TEST(CostModel, OnePassOfEachKindIsEnoughToTellDraftFromPlain) {
 }
 
 TEST(CostModel, APausedMachineDoesNotSpoilIt) {
-  CostModel model(0.02, 1e9);
+  CostModel model(PassGuess::Of(0.02), 1e9);
   Teach(&model, 10);
   const double before_s = model.PassSeconds(Verify(17, 8200));
   model.ObservePass(Verify(17, 8200), 30.0);
@@ -78,7 +78,7 @@ TEST(CostModel, APausedMachineDoesNotSpoilIt) {
 
 // Relative errors make a long outlier light and a short one heavy: this is the one that needs care.
 TEST(CostModel, APassMeasuredFarTooShortDoesNotSpoilIt) {
-  CostModel model(0.02, 1e9);
+  CostModel model(PassGuess::Of(0.02), 1e9);
   Teach(&model, 10);
   model.ObservePass(Verify(17, 8200), MachineSeconds(Verify(17, 8200)) / 30);
   EXPECT_NEAR(model.PassSeconds(Verify(17, 8200)) / MachineSeconds(Verify(17, 8200)), 1, 0.2);
@@ -86,7 +86,7 @@ TEST(CostModel, APassMeasuredFarTooShortDoesNotSpoilIt) {
 }
 
 TEST(CostModel, FollowsAMachineThatBecomesSlower) {
-  CostModel model(0.02, 1e9);
+  CostModel model(PassGuess::Of(0.02), 1e9);
   Teach(&model, 10);
   for (int i = 0; i < 600; ++i) {
     model.ObservePass(Draft(1), 2 * MachineSeconds(Draft(1)));
@@ -96,7 +96,7 @@ TEST(CostModel, FollowsAMachineThatBecomesSlower) {
 }
 
 TEST(CostModel, MoreWorkNeverCostsLess) {
-  CostModel model(0.02, 1e9);
+  CostModel model(PassGuess::Of(0.02), 1e9);
   Teach(&model, 5);
   double last_s = 0;
   for (int rows = 1; rows < 300; ++rows) {
@@ -108,7 +108,7 @@ TEST(CostModel, MoreWorkNeverCostsLess) {
 }
 
 TEST(CostModel, LinkSpeedIsMeasured) {
-  CostModel model(0.02, 1e9);
+  CostModel model(PassGuess::Of(0.02), 1e9);
   EXPECT_DOUBLE_EQ(model.FetchSeconds(1000000000), 1.0);
   EXPECT_EQ(model.FetchSeconds(0), 0);
   for (int i = 0; i < 30; ++i) model.ObserveFetch(100000000, 1.0);
@@ -116,7 +116,7 @@ TEST(CostModel, LinkSpeedIsMeasured) {
 }
 
 TEST(CostModel, IgnoresWhatIsNoMeasurement) {
-  CostModel model(0.02, 1e9);
+  CostModel model(PassGuess::Of(0.02), 1e9);
   Teach(&model, 3);
   const double before_s = model.PassSeconds(Draft(1));
   const double nan = std::numeric_limits<double>::quiet_NaN();

@@ -12,8 +12,13 @@ constexpr double kFactorRate = 0.2;        // how fast measured draft seconds ar
 constexpr double kProbeGain = 1.1;         // a probe must be able to show this much
 constexpr double kFirstProbeGapSteps = 8;  // plain steps between the first probes of a mode
 constexpr double kAgeBeforeProbe = 0.7;
-// The first rounds ever in a mode measure its costs, which until then are guesses.
-constexpr int kFirstRoundLength = 2;
+// The first rounds ever in a mode measure its costs, which until then are guesses. Where the
+// transfer is what takes time, a longer draft costs next to nothing.
+constexpr int kFirstRoundLength = 2, kFirstStreamedLength = 16;
+// Rounds of a streamed request before it tries what else proposes.
+constexpr int kRoundsBeforeOthers = 6;
+// A round is charged at most this many times what it should have taken.
+constexpr double kMostCharged = 2;
 // Look-ups that find something, before any was made; it takes about twenty rounds to change.
 constexpr double kFoundGuess = 0.5, kFoundStrength = 2, kFoundDecay = 0.95;
 constexpr double kNegligible = 1e-4;  // survival below which a longer draft adds nothing
@@ -172,10 +177,14 @@ DraftMode DraftController::PickMode(const RoundLimits& limits, const BestByMode&
 bool DraftController::PickUntried(const RoundLimits& limits, DraftMode* mode, int* len) const {
   const double plain_s = costs_.PlainSeconds();
   const double allowed = (1 + options_.max_loss) * (plain_s_ + plain_s) + credit_s_;
-  *len = std::min(kFirstRoundLength, limits.max_draft_len);
-  if (*len < 1 || spent_s_ + (2 * *len + 1) * plain_s > allowed) return false;
+  const bool streamed = costs_.fetch_s > 2 * costs_.verify_s;
+  *len = std::min(streamed ? kFirstStreamedLength : kFirstRoundLength, limits.max_draft_len);
+  if (*len < 1 || spent_s_ + plain_s + 2 * *len * costs_.verify_s > allowed) return false;
   for (int i = 1; i < kNumDraftModes; ++i) {
     if (!Allowed(limits, i) || ModeAt(i) == mode_ || shared_->Tried(ModeAt(i))) continue;
+    // A round costs a whole transfer: rather make few long ones in a mode that is known.
+    if (streamed && num_rounds_ < kRoundsBeforeOthers && shared_->Tried(DraftMode::kDraftKv))
+      continue;
     // It had nothing to show a moment ago.
     if (modes_[i].found.trials > 0 && spent_s_ < modes_[i].next_probe_s) continue;
     *mode = ModeAt(i);
@@ -327,8 +336,17 @@ void DraftController::EndProbe(const RoundOutcome& outcome) {
 void DraftController::OnRound(const RoundOutcome& outcome) {
   const int index = static_cast<int>(choice_.mode);
   ++num_rounds_;
-  spent_s_ += outcome.seconds;
-  plain_s_ += outcome.num_emitted * outcome.plain_step_s;
+  if (choice_.mode == DraftMode::kPlain) {  // it is what the account compares with
+    spent_s_ += outcome.seconds;
+    plain_s_ += outcome.seconds;
+  } else {
+    // A pass that was held up, by another process say, tells nothing about drafting: one of them
+    // must not forbid it for the rest of an answer.
+    const double most_s = kMostCharged * (RoundSeconds(choice_.mode, outcome.num_drafted) +
+                                          outcome.num_drafted * outcome.plain_step_s);
+    spent_s_ += std::min(outcome.seconds, most_s);
+    plain_s_ += outcome.num_emitted * outcome.plain_step_s;
+  }
   if (choice_.mode != DraftMode::kPlain) {
     modes_[index].found.Add(outcome.num_drafted > 0 ? 1 : 0, 1, kFoundDecay);
     // A model that proposes nothing cannot (no memory, beyond its context): as good as wrong.

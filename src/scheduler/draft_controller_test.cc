@@ -164,6 +164,31 @@ TEST(DraftController, LooksUpEvenIfItOftenFindsNothing) {
   EXPECT_LT(controller.spent_s(), 0.7 * controller.plain_s());
 }
 
+// The expectation counts the rounds in which nothing is found: one in four has a draft, of which
+// all is right.
+TEST(DraftController, ExpectsWhatLookUpsFind) {
+  SharedAcceptance shared;
+  DraftController controller({}, &shared);
+  const RoundCosts costs = Costs(0, 1.0, 0.05);
+  RoundLimits limits = Allow(ModeBit(DraftMode::kNgram));
+  limits.fixed_draft_len = 8;
+  int num_lookups = 0;
+  for (int i = 0; i < 400; ++i) {
+    const DraftChoice choice = controller.Choose(costs, limits);
+    RoundOutcome outcome;
+    if (choice.mode == DraftMode::kNgram && ++num_lookups % 4 == 0)
+      outcome.num_drafted = outcome.num_accepted = choice.draft_len;
+    outcome.num_emitted = outcome.num_accepted + 1;
+    outcome.plain_step_s = costs.PlainSeconds();
+    outcome.seconds = costs.RoundSeconds(choice.mode, outcome.num_drafted);
+    controller.OnRound(outcome);
+  }
+  const DraftChoice choice = controller.Choose(costs, limits);
+  ASSERT_EQ(choice.mode, DraftMode::kNgram);
+  EXPECT_GT(choice.expected_emitted, 2);  // 9 in a quarter of the rounds, 1 in the others: 3
+  EXPECT_LT(choice.expected_emitted, 4);
+}
+
 // Rows are dear and nothing is found for long: it goes on asking, as asking costs nothing, and
 // notices when the text begins to repeat itself.
 TEST(DraftController, GoesOnLookingUpWhereItCostsNothing) {
@@ -348,6 +373,48 @@ TEST(DraftController, ExplainsItself) {
   EXPECT_GT(choice.mode_tokens_per_s[1], choice.mode_tokens_per_s[0]);
   EXPECT_STREQ(DraftModeName(choice.mode), "draft-kv");
   EXPECT_STREQ(ChoiceReasonName(choice.reason), "fastest");
+}
+
+// Another process takes the machine during one round: drafting must not stay forbidden for it.
+TEST(DraftController, OneSlowPassIsForgiven) {
+  for (const double slow : {10.0, 1000.0}) {
+    SharedAcceptance shared;
+    DraftController controller({}, &shared);
+    const RoundCosts costs = Costs(0.002, 0.02, 0.001);
+    World world;
+    world.period[static_cast<int>(DraftMode::kDraftKv)] = 1000;
+    for (int round = 0; round < 20; ++round) {
+      controller.Choose(costs, Allow(kDraftKvOnly));
+      world.Run(&controller, costs);
+    }
+    const DraftChoice choice = controller.Choose(costs, Allow(kDraftKvOnly));
+    ASSERT_EQ(choice.mode, DraftMode::kDraftKv);
+    const int len = choice.draft_len;
+    controller.OnRound({len, len, len + 1, slow * choice.round_s, slow * 0.002 * len, 0.02});
+    int drafted = 0;
+    for (int round = 0; round < 20; ++round) {
+      drafted += controller.Choose(costs, Allow(kDraftKvOnly)).mode == DraftMode::kDraftKv;
+      world.Run(&controller, costs);
+    }
+    EXPECT_GT(drafted, 15) << slow;
+  }
+}
+
+// A plain round is what the account compares with: however slow, it is no loss.
+TEST(DraftController, SlowPlainRoundsAreNoLoss) {
+  SharedAcceptance shared;
+  DraftController controller({}, &shared);
+  const RoundCosts costs = Costs(0.05, 0.02, 0.02);  // drafting never pays
+  for (int round = 0; round < 50; ++round) {
+    const DraftChoice choice = controller.Choose(costs, Allow(kDraftKvOnly));
+    if (choice.mode != DraftMode::kPlain) {
+      controller.OnRound({choice.draft_len, 0, 1, choice.round_s, 0.05, 0.02});
+      continue;
+    }
+    const double spent = controller.spent_s(), plain = controller.plain_s();
+    controller.OnRound({0, 0, 1, 0.2, 0, 0.02});
+    EXPECT_NEAR(controller.spent_s() - spent, controller.plain_s() - plain, 1e-12);
+  }
 }
 
 }  // namespace

@@ -30,7 +30,7 @@ int64_t RequestEntry::ClosedBytes() const {
 
 int64_t RequestEntry::StreamedBytes() const {
   if (!spillable) return 0;
-  return std::max<int64_t>(0, ClosedBytes() - std::min(hot_bytes, hot_grant_bytes));
+  return std::max<int64_t>(0, ClosedBytes() - hot_bytes);
 }
 
 int64_t RequestEntry::ChargedBytes(int draft_len) const {
@@ -39,18 +39,26 @@ int64_t RequestEntry::ChargedBytes(int draft_len) const {
     bytes += std::max(draft_bytes, num_tokens() * info.draft_bytes_per_token);
     bytes += (draft_len + 1) * info.tail_bytes_per_token;
   }
-  if (!spillable) bytes += std::min(MaxFullBytes(), FullBytes(info, num_tokens() + draft_len + 1));
-  return bytes;
+  return bytes + (spillable
+                      ? OpenBytes(draft_len)
+                      : std::min(MaxFullBytes(), FullBytes(info, num_tokens() + draft_len + 1)));
 }
 
-int64_t RequestEntry::MinBytesAtLongest(bool with_draft_kv) const {
+int64_t RequestEntry::OpenBytes(int draft_len) const {
+  if (phase == Phase::kPrefill) return block_bytes();
+  const int64_t first = num_tokens() - 1;  // the last token has no K/V yet
+  return ((first + draft_len) / kBlockTokens - first / kBlockTokens + 1) * block_bytes();
+}
+
+int64_t RequestEntry::MinBytesAtLongest(bool with_draft_kv, int64_t prefill_bytes) const {
   int64_t bytes = info.fixed_bytes;
   const int64_t tokens = info.prompt_tokens + info.max_tokens;
   if (with_draft_kv) {
     bytes += tokens * info.draft_bytes_per_token + 2 * info.tail_bytes_per_token;
   }
-  if (!spillable) bytes += FullBytes(info, tokens);
-  return bytes;
+  if (!spillable) return bytes + FullBytes(info, tokens);
+  // A prompt's chunk, or a round that begins another block.
+  return bytes + block_bytes() + std::max(prefill_bytes, with_draft_kv ? block_bytes() : 0);
 }
 
 }  // namespace vericache

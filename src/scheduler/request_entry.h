@@ -34,7 +34,8 @@ struct RequestEntry {
 
   int64_t computed_rows = 0;  // full KV
   int64_t num_emitted = 0;
-  int64_t draft_bytes = 0, hot_bytes = 0;  // as last reported
+  int64_t draft_bytes = 0;  // as last reported
+  int64_t hot_bytes = 0;    // the same, but never more than the grants since have left
   int64_t hot_grant_bytes = 0;
   int num_retries = 0;
   double last_emit_s = 0;
@@ -54,6 +55,7 @@ struct RequestEntry {
   int64_t tokens_left() const { return info.max_tokens - num_emitted; }
   uint32_t allowed_modes() const;
 
+  int64_t block_bytes() const { return kBlockTokens * info.full_bytes_per_token; }
   // Full KV at its longest, in whole blocks.
   int64_t MaxFullBytes() const;
   // Full KV in closed blocks: what can be hot or spilled.
@@ -62,8 +64,12 @@ struct RequestEntry {
   int64_t StreamedBytes() const;
   // Promised of the budget (caches and staging apart) in a round of `draft_len` drafted tokens.
   int64_t ChargedBytes(int draft_len) const;
-  // The least it can be run with at its longest, and the same with draft KV.
-  int64_t MinBytesAtLongest(bool with_draft_kv) const;
+  // Blocks that are being written, where whole ones may be spilled: those that a round's rows
+  // touch, or the one that a prompt has got to.
+  int64_t OpenBytes(int draft_len) const;
+  // The least it can be run with at its longest, and the same with draft KV. prefill_bytes:
+  // Limits::prefill_bytes.
+  int64_t MinBytesAtLongest(bool with_draft_kv, int64_t prefill_bytes) const;
 };
 
 }  // namespace vericache

@@ -23,11 +23,11 @@ bool InRange(int64_t value, int64_t lo, int64_t hi) { return lo <= value && valu
 Scheduler::Impl::Impl(const Limits& limits, const SchedulerOptions& options)
     : limits_(limits),
       options_(options),
-      costs_(limits.pass_s, limits.link_bytes_per_s),
+      costs_(limits.pass, limits.link_bytes_per_s),
       rings_(limits.staging_bytes, limits.max_pass_rows) {
   VC_CHECK(limits.staging_bytes >= 0 && limits.staging_bytes <= limits.kv_bytes);
   VC_CHECK(limits.spill_bytes >= 0 && limits.max_pass_rows >= 1 && limits.max_running >= 1);
-  VC_CHECK(limits.prefill_chunk_s > 0 && limits.aging_s >= 0);
+  VC_CHECK(limits.prefill_chunk_s > 0 && limits.aging_s >= 0 && limits.prefill_bytes >= 0);
   // A row of each pass for everyone who runs, and one more: no one can be crowded out of a pass.
   limits_.max_running = static_cast<int>(
       std::min<int64_t>(limits.max_running, std::max<int64_t>(1, limits.max_pass_rows - 1)));
@@ -61,7 +61,7 @@ absl::Status Scheduler::Impl::CheckInfo(const RequestInfo& info) const {
 }
 
 absl::Status Scheduler::Impl::CheckFits(const RequestEntry& entry) const {
-  const int64_t need = entry.MinBytesAtLongest(false);
+  const int64_t need = entry.MinBytesAtLongest(false, limits_.prefill_bytes);
   if (need <= capacity()) return absl::OkStatus();
   const int64_t tokens = entry.info.prompt_tokens + entry.info.max_tokens;
   std::string why;
@@ -89,7 +89,7 @@ absl::Status Scheduler::Impl::Add(const RequestInfo& info, double now_s) {
   entry->draft_kv_fits =
       (info.modes & (ModeBit(DraftMode::kDraftKv) | ModeBit(DraftMode::kNgramDraftKv) |
                      ModeBit(DraftMode::kModelDraftKv))) != 0 &&
-      entry->MinBytesAtLongest(true) <= capacity();
+      entry->MinBytesAtLongest(true, limits_.prefill_bytes) <= capacity();
   entry->serial = next_serial_++;
   entry->virtual_arrival_s = now_s - info.priority * limits_.aging_s;
   entry->computed_rows = info.cached_tokens;

@@ -137,11 +137,7 @@ double Scheduler::Impl::PredictPass() const {
   for (const PlannedWork& planned : planned_) {
     const bool prefill = planned.work.kind == WorkKind::kPrefill;
     const PassShape part = ShapeOf(planned, prefill ? 0 : planned.work.rows);
-    shape.num_rows += part.num_rows;
-    shape.logit_rows += part.logit_rows;
-    shape.full_tokens += part.full_tokens;
-    shape.attention += part.attention;
-    shape.draft_bytes += part.draft_bytes;
+    shape.Add(part);
     const Reservation* at = rings_.Find(planned.work.id);
     if (at != nullptr && at->verify_slot == 0) stall_s += at->stall_s;
   }

@@ -46,6 +46,8 @@ class Scheduler::Impl {
   // --- scheduler_memory.cc
   int64_t capacity() const { return limits_.kv_bytes - limits_.staging_bytes; }
   int64_t ChargedBytes() const;
+  bool Prefilling() const;  // a prompt whose blocks are spilled
+  int64_t HotGrant(const RequestEntry& entry, int64_t left) const;
   int64_t SpillBytesHeld() const;
   void Admit(StepPlan* plan);
   bool TryAdmit(RequestEntry* entry, StepPlan* plan);
@@ -115,7 +117,8 @@ class Scheduler::Impl {
   bool outstanding_ = false;  // a plan with work was handed out and not reported
   int64_t step_idx_ = -1;
   int64_t next_serial_ = 0;
-  int64_t rows_left_ = 0;  // of the pass being planned
+  int64_t rows_left_ = 0;           // of the pass being planned
+  int64_t prefill_bytes_left_ = 0;  // the same
   double now_s_ = 0;
 };
 

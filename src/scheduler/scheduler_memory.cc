@@ -20,7 +20,13 @@ int64_t Scheduler::Impl::ChargedBytes() const {
   for (const auto& [id, entry] : entries_) {
     if (entry->admitted()) sum += entry->ChargedBytes(entry->round_len);
   }
-  return sum;
+  return sum + (Prefilling() ? limits_.prefill_bytes : 0);
+}
+
+bool Scheduler::Impl::Prefilling() const {
+  return std::any_of(entries_.begin(), entries_.end(), [](const auto& e) {
+    return e.second->spillable && e.second->phase == Phase::kPrefill;
+  });
 }
 
 int64_t Scheduler::Impl::SpillBytesHeld() const {
@@ -39,13 +45,15 @@ bool Scheduler::Impl::TryAdmit(RequestEntry* entry, StepPlan* plan) {
         0, other->ChargedBytes(kHeadroomTokens) - other->ChargedBytes(other->round_len));
   }
   const bool alone = usage().num_running == 0;
-  const int64_t need = entry->ChargedBytes(alone ? 0 : kHeadroomTokens);
+  const bool prefills = entry->computed_rows < entry->target_rows();
+  int64_t need = entry->ChargedBytes(alone ? 0 : kHeadroomTokens);
+  if (prefills && entry->spillable && !Prefilling()) need += limits_.prefill_bytes;
   if (need + headroom > capacity() - ChargedBytes()) return false;
   if (entry->spillable && !entry->holds_spill) {
     if (entry->MaxFullBytes() > limits_.spill_bytes - SpillBytesHeld()) return false;
     entry->holds_spill = true;
   }
-  entry->phase = entry->computed_rows < entry->target_rows() ? Phase::kPrefill : Phase::kStart;
+  entry->phase = prefills ? Phase::kPrefill : Phase::kStart;
   entry->round_len = 0;
   entry->last_emit_s = now_s_;
   plan->admit.push_back({entry->info.id, entry->draft_kv_fits, entry->was_preempted});
@@ -122,18 +130,29 @@ int Scheduler::Impl::FitRound(RequestEntry* entry, int wanted, StepPlan* plan) {
   }
 }
 
+// Blocks that come back cost nothing: the next pass over the request reads them anyway, and keeps
+// them. But each that goes is written. So a grant shrinks when it must, and where memory is short
+// it grows only by what the ups and downs of drafts will not take back at once.
+int64_t Scheduler::Impl::HotGrant(const RequestEntry& entry, int64_t left) const {
+  const int64_t block = entry.block_bytes();
+  if (block <= 0) return 0;
+  const int64_t wanted = (entry.num_tokens() + entry.round_len) / kBlockTokens;
+  const int64_t fit = std::min(wanted, std::max<int64_t>(left, 0) / block);
+  const int64_t now = entry.hot_grant_bytes / block;
+  if (fit <= now || fit == wanted) return fit * block;
+  const int64_t swing = usage().num_running * kHeadroomTokens * entry.info.tail_bytes_per_token;
+  const int64_t slack = 1 + fit / 16 + swing / block;
+  return std::max(now, fit - slack) * block;
+}
+
 void Scheduler::Impl::GrantCaches(StepPlan* plan) {
   int64_t left = capacity() - ChargedBytes();
   for (RequestEntry* entry : order_) {
     if (!entry->admitted() || !entry->spillable) continue;
-    const int64_t block_bytes = kBlockTokens * entry->info.full_bytes_per_token;
-    int64_t grant = 0;
-    if (block_bytes > 0) {
-      const int64_t wanted =
-          RoundUp(entry->num_tokens() + entry->round_len + 1, kBlockTokens) / kBlockTokens;
-      grant = std::min(wanted, std::max<int64_t>(left, 0) / block_bytes) * block_bytes;
-    }
+    const int64_t grant = HotGrant(*entry, left);
     left -= grant;
+    // What is spilled now is not in RAM again when a later grant is larger.
+    entry->hot_bytes = std::min(entry->hot_bytes, grant);
     if (grant == entry->hot_grant_bytes) continue;
     entry->hot_grant_bytes = grant;
     plan->hot.push_back({entry->info.id, grant});

@@ -90,11 +90,7 @@ void Scheduler::Impl::LearnCosts(const StepReport& report) {
       logits = std::min<int64_t>(result.rows, RoundUp(result.num_accepted + 1, kLogitGroup));
     }
     const PassShape part = ShapeOf(ran, static_cast<int>(logits));
-    shape.num_rows += part.num_rows;
-    shape.logit_rows += part.logit_rows;
-    shape.full_tokens += part.full_tokens;
-    shape.attention += part.attention;
-    shape.draft_bytes += part.draft_bytes;
+    shape.Add(part);
     if (result.outcome != WorkOutcome::kRetry) {
       costs_.ObserveFetch(result.fetched_bytes, result.fetch_s);
     }
@@ -137,7 +133,8 @@ void Scheduler::Impl::Apply(const PlannedWork& planned, const WorkResult& result
     return;
   }
   entry->draft_bytes = result.draft_bytes;
-  entry->hot_bytes = result.hot_bytes;
+  entry->hot_bytes =
+      entry->spillable ? std::min(result.hot_bytes, entry->hot_grant_bytes) : result.hot_bytes;
   entry->round_s += share_s + result.proposal_s;
   const bool drafting = planned.work.kind == WorkKind::kDraft;
   entry->draft_s += (drafting ? share_s : 0) + result.proposal_s;
@@ -162,8 +159,9 @@ void Scheduler::Impl::Apply(const PlannedWork& planned, const WorkResult& result
 void Scheduler::Impl::Retry(RequestEntry* entry) {
   if (++entry->num_retries <= options_.max_retries) return;
   const RequestId id = entry->info.id;
-  to_fail_.push_back({id, absl::StrCat("the full KV of request ", id, " could not be read, ",
-                                       entry->num_retries, " times in a row; check --kv-dir")});
+  to_fail_.push_back(
+      {id, absl::StrCat("the full KV of request ", id, " could not be read, ", entry->num_retries,
+                        " times in a row; check --kv-dir, or raise --kv-memory")});
   to_release_.push_back(id);
   Forget(id);
 }

@@ -216,6 +216,7 @@ void Scheduler::Impl::PlaceAll() {
 
 void Scheduler::Impl::PlanWork(StepPlan* plan) {
   rows_left_ = limits_.max_pass_rows;
+  prefill_bytes_left_ = limits_.prefill_bytes;
   PlaceAll();
   PlanReserved(plan);
   PlanUnreserved(plan);
@@ -304,6 +305,14 @@ void Scheduler::Impl::PlanDraft(RequestEntry* entry, StepPlan* plan) {
 }
 
 void Scheduler::Impl::PlanPrefill(RequestEntry* entry, int64_t rows, StepPlan* plan) {
+  const int64_t block = entry->block_bytes();
+  if (entry->spillable && block > 0) {
+    // Blocks it begins beside its open one.
+    const int64_t used = entry->computed_rows % kBlockTokens;
+    const int64_t fit = prefill_bytes_left_ / block;
+    rows = std::min(rows, (fit + 1) * kBlockTokens - used);
+    prefill_bytes_left_ -= (used + rows - 1) / kBlockTokens * block;
+  }
   Work work;
   work.id = entry->info.id;
   work.kind = WorkKind::kPrefill;

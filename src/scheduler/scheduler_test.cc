@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstdio>
 #include <map>
 #include <string>
 
@@ -15,7 +16,7 @@ constexpr uint32_t kPlainOnly = ModeBit(DraftMode::kPlain);
 Limits RamLimits(int64_t tokens) {
   Limits limits;
   limits.kv_bytes = tokens * kFull;
-  limits.pass_s = 0.01;
+  limits.pass = PassGuess::Of(0.01);
   return limits;
 }
 
@@ -332,6 +333,45 @@ TEST(Scheduler, HotBlocksAreShrunkBeforeAnyoneIsPreempted) {
   EXPECT_EQ(driver.emitted[1], 100);
 }
 
+// The sizes of qwen2.5-0.5b with `verify:0.25+int4` on prompts of 16K tokens: a budget of one full
+// KV holds eight requests. A prompt's open blocks are charged while it is computed, not for good.
+TEST(Scheduler, ABudgetOfOneFullKvHoldsEightRequests) {
+  constexpr int64_t kPrompt = 16384, kAnswer = 256, kToken = 12288, kBlock = kBlockTokens * kToken;
+  constexpr int64_t kLayerOfStaging = 17 * (512 << 10), kRebuild = kLayerOfStaging;
+  Limits limits = SpillLimits((kPrompt + kAnswer) * kToken - kRebuild, 3 * kLayerOfStaging);
+  limits.prefill_bytes = 8 * kBlock;  // passes of 512 rows
+  limits.link_bytes_per_s = 1e9;
+  Driver driver(limits);
+  for (RequestId id = 0; id < 10; ++id) {
+    RequestInfo info = Request(id, kPrompt, kAnswer, kPlainOnly | ModeBit(DraftMode::kDraftKv));
+    info.full_bytes_per_token = info.tail_bytes_per_token = kToken;
+    info.draft_bytes_per_token = 1020;
+    info.fixed_bytes = 1200 << 10;
+    info.min_staging_bytes = kLayerOfStaging;
+    info.cached_tokens = kPrompt - 1024;
+    info.fixed_draft_len = 16;
+    driver.Add(info);
+  }
+  int most_running = 0, num_preempted = 0;
+  for (int i = 0; i < 100000; ++i) {
+    const StepPlan plan = driver.Step();
+    int64_t open = 0;  // blocks that the step's prompts begin
+    for (const Work& work : plan.work) {
+      if (work.kind != WorkKind::kPrefill) continue;
+      const int64_t begin = driver.rows[work.id] - work.rows;
+      open += (driver.rows[work.id] - 1) / kBlockTokens - begin / kBlockTokens;
+    }
+    EXPECT_LE(open * kBlock, limits.prefill_bytes);
+    EXPECT_LE(driver.scheduler.usage().charged_bytes, limits.kv_bytes);
+    most_running = std::max(most_running, driver.scheduler.usage().num_running);
+    num_preempted += static_cast<int>(plan.preempt.size());
+    if (plan.idle()) break;
+  }
+  EXPECT_GE(most_running, 8);
+  for (RequestId id = 0; id < 10; ++id) EXPECT_EQ(driver.emitted[id], kAnswer) << id;
+  std::printf("%d at once, %d preempted\n", most_running, num_preempted);
+}
+
 TEST(Scheduler, WhereTheDraftKvCannotFitTheRequestDecodesPlainly) {
   RequestInfo info = Request(0, 400, 100, kPlainOnly | ModeBit(DraftMode::kDraftKv));
   info.draft_bytes_per_token = 90;
@@ -362,7 +402,7 @@ TEST(Scheduler, LockStepVerifiesTogetherAndStaggeredDoesNot) {
   for (const StaggerPolicy policy : {StaggerPolicy::kLockStep, StaggerPolicy::kStaggered}) {
     SchedulerOptions options;
     options.stagger = policy;
-    Driver driver(SpillLimits(120000, 40000), options);
+    Driver driver(SpillLimits(150000, 40000), options);
     for (RequestId id = 0; id < 4; ++id) {
       RequestInfo info = Request(id, 1000, 200, kPlainOnly | ModeBit(DraftMode::kDraftKv));
       info.cached_tokens = 999;

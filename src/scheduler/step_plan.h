@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "base/types.h"
+#include "scheduler/cost_model.h"
 
 namespace vericache {
 
@@ -47,8 +48,8 @@ struct RequestInfo {
   int64_t full_bytes_per_token = 0;
   int64_t draft_bytes_per_token = 0;  // a committed token's share (KvCompressor::MaxBytes)
   int64_t tail_bytes_per_token = 0;   // a provisional draft row: f16, all layers
-  int64_t fixed_bytes = 0;            // whatever its length: open blocks, scratch of a rebuild
-  int64_t min_staging_bytes = 0;      // to stream a verification at its longest: two layers
+  int64_t fixed_bytes = 0;            // whatever its length, open blocks of spilled full KV apart
+  int64_t min_staging_bytes = 0;      // to stream a verification at its longest: a KV head
   uint32_t modes = ModeBit(DraftMode::kPlain) | ModeBit(DraftMode::kDraftKv);  // plain: always on
   int max_draft_len = kMaxDraftLen;     // the controller's longest draft
   int fixed_draft_len = kAutoDraftLen;  // in [0, kMaxDraftLen], or the controller decides
@@ -59,12 +60,15 @@ struct Limits {
   int64_t kv_bytes = 0;  // the budget: draft KV, open blocks, hot blocks, prefix cache, staging
   int64_t staging_bytes = 0;  // of kv_bytes: the staging ring, allocated once; 0: nothing streams
   int64_t spill_bytes = 0;    // room for spilled full KV; 0: all full KV must stay in kv_bytes
+  // Of kv_bytes: new blocks that the prompt rows of one pass may begin, over all requests. Kept
+  // free while a prompt is being computed. Only where full KV is spilled.
+  int64_t prefill_bytes = 0;
   int64_t max_pass_rows = 512;
   int max_running = 64;  // requests admitted at the same time; at most max_pass_rows - 1 are
   double prefill_chunk_s = 0.1;   // a prefill chunk lengthens a step by at most this, if others run
   double aging_s = 10.0;          // seconds of waiting that one priority level is worth
   double link_bytes_per_s = 1e9;  // first guess; measured from the first fetch on
-  double pass_s = 0.02;           // first guess of a one-row pass
+  PassGuess pass = PassGuess::Of(0.02);  // first guess
 };
 
 enum class StaggerPolicy : uint8_t {

@@ -24,7 +24,6 @@ SimRequest DecodingRequest(RequestId id, const HardwareModel& hw, int64_t contex
   info.full_bytes_per_token = static_cast<int64_t>(hw.full_bytes_per_token);
   info.draft_bytes_per_token = info.full_bytes_per_token * 9 / 100;
   info.tail_bytes_per_token = info.full_bytes_per_token;
-  info.fixed_bytes = kBlockTokens * info.full_bytes_per_token;
   info.min_staging_bytes = (context + kAnswerTokens) * info.full_bytes_per_token / 12;
   request.answer_tokens = kAnswerTokens;
   request.acceptance.agreement.fill(0.97);

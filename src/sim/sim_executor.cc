@@ -39,7 +39,11 @@ int64_t SimExecutor::State::RamBytes(int64_t new_rows) const {
              info.draft_bytes_per_token;
     bytes += static_cast<int64_t>(drafted.size()) * info.tail_bytes_per_token;
   }
-  if (spillable) return bytes + hot_bytes;
+  if (spillable) {
+    const int64_t open =
+        CeilDiv(computed_rows + new_rows, kBlockTokens) - computed_rows / kBlockTokens;
+    return bytes + hot_bytes + open * kBlockTokens * info.full_bytes_per_token;
+  }
   return bytes + RoundUp(computed_rows + new_rows, kBlockTokens) * info.full_bytes_per_token;
 }
 
@@ -177,6 +181,12 @@ absl::Status SimExecutor::CheckWork(const Work& work) const {
     return Broken("mode ", DraftModeName(work.mode), " was not allowed");
   }
   if (DraftsOnKv(work.mode) && !state.with_draft_kv) return Broken("no draft KV to draft on");
+  const bool streams =
+      state.spillable && work.kind != WorkKind::kDraft && state.ClosedBytes() > state.hot_bytes;
+  if (streams && work.staging_bytes < info.min_staging_bytes) {
+    return Broken("request ", work.id, " reads spilled KV and has ", work.staging_bytes,
+                  " bytes of staging, not ", info.min_staging_bytes);
+  }
   const int64_t missing = state.target_rows() - state.computed_rows;
   if (work.kind == WorkKind::kPrefill) {
     return work.rows <= missing ? absl::OkStatus() : Broken("prefill beyond the known tokens");

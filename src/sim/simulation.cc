@@ -44,7 +44,8 @@ bool Impossible(const Limits& limits, const RequestInfo& info) {
   const bool can_stream = limits.staging_bytes > 0 &&
                           info.min_staging_bytes <= limits.staging_bytes &&
                           full <= limits.spill_bytes;
-  return info.fixed_bytes + (can_stream ? 0 : full) > limits.kv_bytes - limits.staging_bytes;
+  const int64_t open = limits.prefill_bytes + kBlockTokens * info.full_bytes_per_token;
+  return info.fixed_bytes + (can_stream ? open : full) > limits.kv_bytes - limits.staging_bytes;
 }
 
 absl::Status Run::Arrive(const SimRequest& request) {

@@ -131,12 +131,25 @@ TEST(Simulation, Case55AllCancelledInTheMiddleOfAPrefillLeaveNothing) {
   EXPECT_LT(stats->seconds, 5);  // simulated: within a pass of the request, not after the prefill
 }
 
+// What the engine guesses from a model's shape (api/request_loop.cc).
+PassGuess GuessOf(const HardwareModel& hw) {
+  PassGuess guess;
+  guess.pass_s = hw.weight_bytes / hw.memory_bytes_per_s;
+  guess.row_s = 2 * hw.weight_params / hw.matmul_flops;
+  guess.logit_row_s = 2 * hw.output_params / hw.matmul_flops;
+  guess.attention_s = hw.attention_flops_per_pair / hw.attention_flops;
+  guess.full_token_s = hw.full_bytes_per_token / hw.memory_bytes_per_s;
+  guess.draft_byte_s = 2 / hw.memory_bytes_per_s;
+  return guess;
+}
+
 // Without noise and faults, with costs that can be met, no request waits longer than its cap.
 TEST(Simulation, BurstCapIsKeptWhereItIsFeasible) {
   for (const double cap_s : {0.0, 0.4, 0.8}) {
     Scenario scenario;
     scenario.seed = 3;
     scenario.hardware = NamedHardware("cpu-mha");
+    scenario.limits.pass = GuessOf(scenario.hardware);
     for (RequestId id = 0; id < 2; ++id) {
       SimRequest request;
       request.info.id = id;
@@ -198,7 +211,7 @@ class JudgeTest : public testing::Test {
 
 TEST_F(JudgeTest, AcceptsASoundPlan) {
   EXPECT_EQ(Verdict(WithWork({0, WorkKind::kDraft, DraftMode::kDraftKv, 1})), "");
-  EXPECT_EQ(Verdict(WithWork({0, WorkKind::kVerify, DraftMode::kPlain, 1, 0})), "");
+  EXPECT_EQ(Verdict(WithWork({0, WorkKind::kVerify, DraftMode::kPlain, 1, 0, 64000, 5000})), "");
 }
 
 TEST_F(JudgeTest, CatchesBrokenPlans) {
@@ -206,9 +219,11 @@ TEST_F(JudgeTest, CatchesBrokenPlans) {
     const std::string verdict = Verdict(plan);
     EXPECT_NE(verdict.find(why), std::string::npos) << "wanted: " << why << ", got: " << verdict;
   };
-  caught(WithWork({0, WorkKind::kPrefill, DraftMode::kPlain, 1}), "beyond the known tokens");
-  caught(WithWork({0, WorkKind::kVerify, DraftMode::kDraftKv, 4, 3}), "drafted 0");
-  caught(WithWork({0, WorkKind::kVerify, DraftMode::kPlain, 20, 19}), "19 left");
+  caught(WithWork({0, WorkKind::kPrefill, DraftMode::kPlain, 1, 0, 0, 5000}),
+         "beyond the known tokens");
+  caught(WithWork({0, WorkKind::kVerify, DraftMode::kDraftKv, 4, 3, 0, 5000}), "drafted 0");
+  caught(WithWork({0, WorkKind::kVerify, DraftMode::kPlain, 20, 19, 0, 5000}), "19 left");
+  caught(WithWork({0, WorkKind::kVerify, DraftMode::kPlain, 1, 0, 0, 4999}), "reads spilled KV");
   caught(WithWork({0, WorkKind::kDraft, DraftMode::kNgramDraftKv, 1}), "not allowed");
   caught(WithWork({3, WorkKind::kDraft, DraftMode::kDraftKv, 1}), "unknown request");
   caught(WithWork({0, WorkKind::kVerify, DraftMode::kPlain, 1, 0, 0, 10001}), "staging");
@@ -229,7 +244,7 @@ TEST_F(JudgeTest, CatchesBrokenPlans) {
   caught(plan, "staging");
   plan = {};
   plan.hot = {{0, 190000}};
-  plan.work = {{0, WorkKind::kVerify, DraftMode::kPlain, 1, 0}};
+  plan.work = {{0, WorkKind::kVerify, DraftMode::kPlain, 1, 0, 0, 5000}};
   caught(plan, "the budget is");
 }
 

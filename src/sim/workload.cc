@@ -68,11 +68,14 @@ void DrawLimits(Scenario* scenario, SimRandom* random) {
         static_cast<int64_t>(static_cast<double>(all_full) * random->LogBetween(0.2, 4));
   }
   limits.max_pass_rows = static_cast<int64_t>(random->LogBetween(1, 1024));
+  const int64_t block = kBlockTokens * scenario->requests[0].info.full_bytes_per_token;
+  limits.prefill_bytes =
+      std::min(CeilDiv(limits.max_pass_rows, kBlockTokens) * block, limits.kv_bytes / 8);
   limits.max_running = static_cast<int>(random->Int(1, 8));
   limits.prefill_chunk_s = random->LogBetween(0.001, 1);
   limits.aging_s = random->LogBetween(0.1, 100);
   limits.link_bytes_per_s = random->LogBetween(1e7, 1e11);
-  limits.pass_s = random->LogBetween(1e-4, 1);
+  limits.pass = PassGuess::Of(random->LogBetween(1e-4, 1));
   scenario->prefix_cache_bytes = random->Chance(0.5) ? limits.kv_bytes : 0;
 }
 
