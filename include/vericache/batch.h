@@ -46,6 +46,7 @@ struct BatchReport {
   int64_t num_passes = 0;
   int64_t num_emitted = 0;
   int64_t num_preempted = 0;
+  int64_t num_staging_waits = 0;  // a request sat a pass out: no memory to read its K/V through
   int most_running = 0;
   double pass_s = 0;   // sum of all passes
   double stall_s = 0;  // of it, waiting for the spill file

@@ -38,6 +38,18 @@ struct DraftSample {
   double kept_fraction = 0;  // bytes the draft KV really has at this depth / full bytes
 };
 
+// The lengths of one round of another run (`vericache run --trace`).
+struct TraceRound {
+  int drafted = 0;
+  int accepted = 0;  // of them
+};
+
+struct RoundsSample {
+  WorkSample work;         // all rounds; the hash is that of plain decoding of as many tokens
+  int64_t num_tokens = 0;  // emitted
+  double draft_s = 0, verify_s = 0;
+};
+
 // Every measurement starts from the same state and leaves it behind: the first `depth` positions
 // of the K/V and a pending token. The first call at a depth decodes some tokens untimed.
 // ERRORS of all: kInvalidArgument (a count below 1, a bad spec); kOutOfRange (depth beyond
@@ -63,6 +75,14 @@ class Benchmark {
   // time of a step does not depend on which keys were kept.
   // COST: the first call with a spec at a depth compresses the K/V; draft KVs are kept.
   absl::StatusOr<DraftSample> Draft(int64_t depth, std::string_view spec, int64_t num_steps);
+
+  // Rounds as long as those of a trace, on a draft KV of the first `depth` positions: drafting,
+  // verifications and the new choice of keys all run, but how many drafted tokens hold is the
+  // trace's: as many are put right as it had accepted, and the next is put wrong. What comes out is
+  // what plain decoding gives, or it is an error. `spec` must need no scores; depth >= 1.
+  // COST: compresses the K/V before the clock starts.
+  absl::StatusOr<RoundsSample> Rounds(int64_t depth, std::string_view spec,
+                                      absl::Span<const TraceRound> rounds);
 
   // A plain read of memory by the engine's threads, in 1e9 bytes a second: best of `num_tries`.
   // COST: 512 MiB of memory from the first call on.

@@ -132,6 +132,7 @@ class Engine {
   friend class Benchmark;
   friend class BatchRun;
   friend class PromptStudy;
+  friend class EngineAccess;
   friend absl::StatusOr<std::vector<bool>> NextTokenHits(Engine* engine,
                                                          absl::Span<const int32_t> prompt,
                                                          absl::Span<const int32_t> answer,

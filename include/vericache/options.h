@@ -10,12 +10,23 @@
 
 namespace vericache {
 
+// How positions beyond the trained context turn into angles. Angles decide every K, so these
+// settings are part of receipts, session files and prefix keys.
+struct RopeOptions {
+  std::string scaling;       // "": the model file's own; "none", "linear", "yarn"
+  double scale = 0;          // linear, yarn: the context becomes this times as long; at least 1
+  int64_t orig_context = 0;  // tokens that the model was trained for; 0: what the file says
+
+  bool operator==(const RopeOptions&) const = default;
+};
+
 struct EngineOptions {
   std::string model_path;
   // A small model of the same tokenizer that proposes tokens (docs/proposals.md); "": none.
   std::string draft_model_path;
   int num_threads = 0;          // 0: physical cores within affinity and quota
   int64_t context_length = 0;   // 0: the smaller of the model's and what free memory allows
+  RopeOptions rope;             // also for the draft model, with its own original context
   std::string isa;              // "": the fastest; "scalar", "avx2", ...: for tests
   int64_t prefill_chunk = 512;  // rows a pass; any value gives the same bits
   // Bytes of RAM for all K/V: draft KV, hot blocks of full KV, staging. What does not fit is
@@ -27,7 +38,9 @@ struct EngineOptions {
 
   // Prefix cache (docs/prefix_cache.md): prompts begin where earlier ones have been. Off by
   // default.
-  uint64_t prefix_memory_bytes = 0;        // K/V of recent requests kept in RAM; 0: none
+  // K/V of recent requests kept in RAM, at most; 0: none. Where there is a kv_memory they are part
+  // of it: they take what running requests leave, and go when those need it.
+  uint64_t prefix_memory_bytes = 0;
   std::string prefix_store;                // folder of K/V that outlive the process; "": none
   std::string prefix_store_mode = "rw";    // "ro": nothing is written
   uint64_t prefix_store_bytes = 0;         // budget of the folder; 0: what its volume has free
@@ -55,6 +68,8 @@ struct Request {
   std::vector<int32_t> prompt_token_ids;
   std::string messages_json;  // array of chat messages, rendered by the model's template
   std::string tools_json;     // array of tool schemas for the template, or ""
+  // Object of further variables of the template ("enable_thinking"), or "". With messages only.
+  std::string template_kwargs_json;
   std::string prompt;         // raw text; BOS by the model's rule
 
   int64_t max_tokens = 256;
@@ -64,10 +79,10 @@ struct Request {
   // What else proposes tokens, beside or instead of the draft KV (docs/proposals.md): "ngram",
   // "model", "ngram,model", "off", or "": with an automatic draft_len and a draft, all there is.
   std::string propose;
-  bool ignore_eos = false;                 // go on until max_tokens (benchmarks)
-  int priority = 0;                        // in a batch: higher goes first
-  bool use_prefix_cache = true;            // where the engine has one: look up and add
-  std::string prefix_salt;                 // requests of different salts share no stored prefix
+  bool ignore_eos = false;       // go on until max_tokens (benchmarks)
+  int priority = 0;              // in a batch: higher goes first
+  bool use_prefix_cache = true;  // where the engine has one: look up and add
+  std::string prefix_salt;       // requests of different salts share no stored prefix
 };
 
 enum class AuditMode {

@@ -109,6 +109,7 @@ struct Receipt {
   std::string model_name;  // file name without folder
   std::string model_path;
   std::string model_sha256;
+  RopeOptions rope;  // scaling "": the model file's own settings
   std::vector<int32_t> prompt_token_ids;
   std::string prompt_hash;  // hex SHA-256 of the ids as little-endian int32
   std::vector<int32_t> token_ids;
@@ -162,8 +163,9 @@ struct ModelInfo {
   int num_layers = 0, num_heads = 0, num_kv_heads = 0, head_dim = 0;
   int hidden_size = 0, intermediate_size = 0;
   int64_t vocab_size = 0;
-  int64_t model_context = 0;   // trained for
+  int64_t model_context = 0;   // trained for, or as far as the rope scaling reaches
   int64_t context_length = 0;  // of this engine
+  RopeOptions rope;            // of this engine, with nothing open; scaling "": the file's own
   uint64_t file_bytes = 0;
   uint64_t weight_bytes = 0;  // repacked, read once a step
   uint64_t kv_bytes_per_token = 0;

@@ -1,6 +1,7 @@
 // Computes an answer again and compares: token by token, or in one teacher-forced pass, which is
 // sound because a row does not depend on its neighbours (docs/exactness.md).
 #include "api/engine_impl.h"
+#include "api/rope_settings.h"
 #include "base/status_macros.h"
 #include "base/text.h"
 #include "engine/logits_chain.h"
@@ -12,7 +13,18 @@ std::string HashOfIds(absl::Span<const int32_t> ids) {
   return HexOf(Sha256Of(ids.data(), ids.size() * sizeof(int32_t)));
 }
 
-absl::Status CheckReceipt(const Receipt& receipt, const std::string& digest) {
+absl::Status CheckRope(const Receipt& receipt, const Model& model) {
+  VC_ASSIGN_OR_RETURN(ModelConfig config, ReadModelConfig(*model.file));
+  if (const absl::Status status = ApplyRope(receipt.rope, *model.file, &config).status();
+      !status.ok())
+    return absl::InvalidArgumentError(StrCat("the receipt's rope settings: ", status.message()));
+  if (RopeText(config) == RopeText(model.config)) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      StrCat("the receipt was made with other rope settings: load the model with ",
+             RopeFlags(receipt.rope)));
+}
+
+absl::Status CheckReceipt(const Receipt& receipt, const std::string& digest, const Model& model) {
   if (receipt.contract != kContractId)
     return absl::FailedPreconditionError(StrCat("the receipt was made under \"", receipt.contract,
                                                 "\", this build computes ", kContractId));
@@ -23,7 +35,7 @@ absl::Status CheckReceipt(const Receipt& receipt, const std::string& digest) {
     return absl::InvalidArgumentError("the receipt holds no tokens: nothing to audit");
   if (HashOfIds(receipt.prompt_token_ids) != receipt.prompt_hash)
     return absl::InvalidArgumentError("the receipt's prompt_hash is not that of its prompt tokens");
-  return absl::OkStatus();
+  return CheckRope(receipt, model);
 }
 
 }  // namespace
@@ -33,6 +45,7 @@ absl::StatusOr<Receipt> Engine::MakeReceipt(const Completion& completion,
   Receipt receipt;
   VC_ASSIGN_OR_RETURN(receipt.model_sha256, ModelDigest());
   receipt.contract = kContractId;
+  receipt.rope = impl_->info.rope;
   receipt.model_path = impl_->options.model_path;
   receipt.model_name = receipt.model_path.substr(receipt.model_path.find_last_of('/') + 1);
   receipt.prompt_token_ids = completion.prompt_token_ids;
@@ -47,7 +60,7 @@ absl::StatusOr<AuditReport> Engine::Audit(const Receipt& receipt, AuditMode mode
                                           const Callbacks& callbacks) {
   Impl& impl = *impl_;
   VC_ASSIGN_OR_RETURN(const std::string digest, ModelDigest());
-  VC_RETURN_IF_ERROR(CheckReceipt(receipt, digest));
+  VC_RETURN_IF_ERROR(CheckReceipt(receipt, digest, *impl.model));
   const double start = NowSeconds();
   Request request;
   request.prompt_token_ids = receipt.prompt_token_ids;

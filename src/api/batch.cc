@@ -2,10 +2,10 @@
 #include "vericache/batch.h"
 
 #include <algorithm>
-#include <iterator>
 #include <utility>
 
 #include "api/answer_stream.h"
+#include "api/completion_stats.h"
 #include "api/engine_impl.h"
 #include "api/request_loop.h"
 #include "base/status_macros.h"
@@ -40,39 +40,6 @@ class MemoryWatch {
   StreamTotals before_;
 };
 
-void Describe(const DraftChoice* choice, DraftChoiceStats* stats) {
-  if (choice == nullptr) return;
-  stats->mode = DraftModeName(choice->mode);
-  stats->reason = ChoiceReasonName(choice->reason);
-  stats->draft_len = choice->draft_len;
-  stats->agreement = choice->agreement;
-  stats->expected_emitted = choice->expected_emitted;
-  stats->tokens_per_s = choice->tokens_per_s;
-  stats->plain_tokens_per_s = choice->plain_tokens_per_s;
-  stats->draft_token_s = choice->draft_token_s;
-  stats->verify_s = choice->verify_s;
-  stats->row_s = choice->row_s;
-  stats->fetch_s = choice->fetch_s;
-}
-
-void CountRounds(const Sequence& s, DraftChoiceStats* stats) {
-  for (const RoundStats& round : s.rounds) {
-    ++(round.drafted > 0 ? stats->drafted_rounds : stats->plain_rounds);
-    auto at = std::find_if(stats->modes.begin(), stats->modes.end(),
-                           [&](const ModeStats& m) { return m.mode == round.mode; });
-    if (at == stats->modes.end()) {
-      stats->modes.emplace_back().mode = round.mode;
-      at = std::prev(stats->modes.end());
-    }
-    ++at->rounds;
-    at->drafted += round.drafted;
-    at->accepted += round.accepted;
-    at->emitted += round.emitted;
-    at->draft_s += static_cast<double>(round.draft_ns) * 1e-9;
-    at->verify_s += static_cast<double>(round.verify_ns) * 1e-9;
-  }
-}
-
 absl::Status EndStatus(const Sequence& s) {
   return s.finish == FinishReason::kError ? s.error : absl::OkStatus();
 }
@@ -88,7 +55,7 @@ absl::StatusOr<Completion> Engine::Generate(const Request& request, Session* ses
   Impl& impl = *impl_;
   VC_ASSIGN_OR_RETURN(std::unique_ptr<Sequence> s, impl.MakeSequence(request, session));
   const int64_t lent = s->full.num_tokens();
-  impl.UsePrefix(request, s.get());
+  impl.UsePrefix(request, s.get(), /*alone=*/true);
   const int64_t cached = s->full.num_tokens();
   VC_RETURN_IF_ERROR(impl.ShrinkSession(*s, session));
   LoopOptions options;
@@ -107,7 +74,7 @@ absl::StatusOr<Completion> Engine::Generate(const Request& request, Session* ses
   hooks.on_prefill = callbacks.on_prefill;
   RequestId id = 0;
   hooks.on_step = [&](const Sequence& sequence) {
-    Describe(loop.LastChoice(id), &choice);
+    DescribeChoice(loop.LastChoice(id), &choice);
     if (!decoding && sequence.num_emitted() > 0) {
       memory.StartDecoding(sequence);
       impl.KeepPrefix(request, sequence, cached);
@@ -122,6 +89,8 @@ absl::StatusOr<Completion> Engine::Generate(const Request& request, Session* ses
   VC_ASSIGN_OR_RETURN(id, loop.Add(std::move(s), impl.DraftSizesOf(request), std::move(hooks)));
   while (loop.Step()) {
   }
+  // A session keeps the blocks that its request had; else there is room for them in the cache.
+  if (session == nullptr) impl.LimitPrefixes(impl.options.kv_memory);
   // Rows computed before a user gave up hold all the same: the next try goes on from them.
   if (absl::IsCancelled(ended->error)) {
     ended->finish = FinishReason::kNone;
@@ -193,6 +162,7 @@ BatchRun::BatchRun(Engine::Impl* impl, absl::Span<const Request> requests,
   loop.stagger = options.lock_step ? StaggerPolicy::kLockStep : StaggerPolicy::kStaggered;
   loop.timeline = options.timeline;
   loop.max_running = options.max_running;
+  loop.on_cache_room = [impl](int64_t bytes) { impl->LimitPrefixes(bytes); };
   loop_ = std::make_unique<RequestLoop>(impl_->MakeLoopParts(), loop);
 }
 
@@ -226,7 +196,7 @@ void BatchRun::Add(size_t idx) {
     return;
   }
   std::unique_ptr<Sequence> s = *std::move(sequences_[idx]);
-  impl_->UsePrefix(requests_[idx], s.get());
+  impl_->UsePrefix(requests_[idx], s.get(), /*alone=*/false);
   const int64_t cached = s->full.num_tokens();
   LoopHooks hooks;
   hooks.index = static_cast<int64_t>(idx);
@@ -253,7 +223,7 @@ bool BatchRun::OnStep(size_t idx, int64_t cached, const Sequence& s) {
     changed_ = true;
     impl_->KeepPrefix(requests_[idx], s, cached);
   }
-  Describe(loop_->LastChoice(ids_[idx]), &choices_[idx]);
+  DescribeChoice(loop_->LastChoice(ids_[idx]), &choices_[idx]);
   return more_;
 }
 
@@ -287,6 +257,7 @@ std::vector<absl::StatusOr<Completion>> Engine::GenerateBatch(absl::Span<const R
   const double start = NowSeconds();
   BatchRun run(impl_.get(), requests, options);
   run.Run();
+  impl_->LimitPrefixes(impl_->options.kv_memory);
   if (report != nullptr) {
     *report = run.loop().report();
     report->seconds = NowSeconds() - start;

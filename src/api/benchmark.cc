@@ -67,8 +67,13 @@ struct Benchmark::Impl {
   absl::Status Check(int64_t depth, int64_t work, const char* what) const;
   std::unique_ptr<Sequence> SequenceAt(int64_t depth, int64_t num_new);
   absl::StatusOr<WorkSample> Decode(int64_t depth, int64_t num_steps);
-  absl::StatusOr<DraftKv*> DraftKvOf(int64_t depth, DraftSpec spec);
+  absl::StatusOr<DraftKv> MakeDraftKv(int64_t depth, DraftSpec spec) const;
+  absl::StatusOr<DraftKv*> DraftKvOf(int64_t depth, const DraftSpec& spec);
   absl::StatusOr<WorkSample> DraftSteps(Sequence* sequence, int64_t num_steps);
+  absl::StatusOr<std::unique_ptr<Sequence>> DraftingAt(int64_t depth, const DraftSpec& spec,
+                                                       int most_drafted);
+  absl::StatusOr<RoundsSample> RunRounds(Sequence* s, const Continuation& known,
+                                         absl::Span<const TraceRound> rounds);
 };
 
 absl::Status Benchmark::Impl::Check(int64_t depth, int64_t work, const char* what) const {
@@ -120,10 +125,7 @@ absl::StatusOr<WorkSample> Benchmark::Impl::Decode(int64_t depth, int64_t num_st
   return sample;
 }
 
-absl::StatusOr<DraftKv*> Benchmark::Impl::DraftKvOf(int64_t depth, DraftSpec spec) {
-  const std::pair<int64_t, std::string> key(depth, spec.ToString());
-  const auto found = draft_kvs.find(key);
-  if (found != draft_kvs.end()) return &found->second;
+absl::StatusOr<DraftKv> Benchmark::Impl::MakeDraftKv(int64_t depth, DraftSpec spec) const {
   // There are no queries to vote and no scores; as many keys are kept as they would keep.
   if (spec.uses_queries() || spec.score_kind() != ScoreKind::kNone)
     spec.selector = SelectorKind::kSink;
@@ -137,7 +139,59 @@ absl::StatusOr<DraftKv*> Benchmark::Impl::DraftKvOf(int64_t depth, DraftSpec spe
   input.pool = engine.pool.get();
   DraftKv draft = NewDraftKv(engine.model->config.kv_shape(), spec, engine.model->kernels);
   draft.Rebuild(layers, SelectPositions(spec, input), engine.pool.get());
+  return draft;
+}
+
+absl::StatusOr<DraftKv*> Benchmark::Impl::DraftKvOf(int64_t depth, const DraftSpec& spec) {
+  const std::pair<int64_t, std::string> key(depth, spec.ToString());
+  const auto found = draft_kvs.find(key);
+  if (found != draft_kvs.end()) return &found->second;
+  VC_ASSIGN_OR_RETURN(DraftKv draft, MakeDraftKv(depth, spec));
   return &draft_kvs.emplace(key, std::move(draft)).first->second;
+}
+
+// A sequence whose next rounds draft what `spec` says.
+absl::StatusOr<std::unique_ptr<Sequence>> Benchmark::Impl::DraftingAt(int64_t depth,
+                                                                      const DraftSpec& spec,
+                                                                      int most_drafted) {
+  std::unique_ptr<Sequence> s = SequenceAt(depth, 1);
+  s->spec = spec;
+  VC_ASSIGN_OR_RETURN(DraftKv draft, MakeDraftKv(depth, spec));
+  s->draft.emplace(std::move(draft));
+  if (const int window = QueryRowsWanted(spec); window > 0 && spec.reselects())
+    s->queries.emplace(engine.model->config, window, most_drafted);
+  return s;
+}
+
+absl::StatusOr<RoundsSample> Benchmark::Impl::RunRounds(Sequence* s, const Continuation& known,
+                                                        absl::Span<const TraceRound> rounds) {
+  const int64_t vocab = engine.model->config.vocab_size;
+  RoundsSample sample;
+  sample.work.seconds = NowSeconds();
+  for (const TraceRound& round : rounds) {
+    VC_RETURN_IF_ERROR(KeepGoing());
+    const int64_t first = s->num_emitted();
+    s->draft_length = DraftLength::Fixed(round.drafted);
+    s->adversary = [&](DraftToken made, int64_t pos) {
+      const int64_t nth = pos - s->num_prompt - first;
+      if (nth > round.accepted) return made;
+      const TokenId right = known.tokens[first + nth];
+      return DraftToken{nth < round.accepted ? right : static_cast<TokenId>((right + 1) % vocab)};
+    };
+    runner.Run({&s, 1});
+    if (s->finish == FinishReason::kError) return s->error;
+    const RoundStats& stats = s->rounds.back();
+    if (stats.drafted != round.drafted || stats.accepted != round.accepted)
+      return absl::InternalError(StrCat("a round accepted ", stats.accepted, " of ", stats.drafted,
+                                        " where the trace has ", round.accepted, " of ",
+                                        round.drafted, ": please report this"));
+    sample.draft_s += static_cast<double>(stats.draft_ns) * 1e-9;
+    sample.verify_s += static_cast<double>(stats.verify_ns) * 1e-9;
+  }
+  sample.work.seconds = NowSeconds() - sample.work.seconds;
+  sample.work.output_hash = s->chain.Hex();
+  sample.num_tokens = s->num_emitted();
+  return sample;
 }
 
 absl::StatusOr<WorkSample> Benchmark::Impl::DraftSteps(Sequence* sequence, int64_t num_steps) {
@@ -252,6 +306,40 @@ absl::StatusOr<DraftSample> Benchmark::Draft(int64_t depth, std::string_view spe
   *draft = std::move(*s->draft);
   if (!work.ok()) return work.status();
   sample.work = *std::move(work);
+  return sample;
+}
+
+absl::StatusOr<RoundsSample> Benchmark::Rounds(int64_t depth, std::string_view spec_text,
+                                               absl::Span<const TraceRound> rounds) {
+  Impl& impl = *impl_;
+  VC_ASSIGN_OR_RETURN(const DraftSpec spec, ParseDraftSpec(spec_text));
+  if (!spec.enabled || depth < 1 || spec.score_kind() != ScoreKind::kNone)
+    return absl::InvalidArgumentError(
+        "rounds need a depth of 1 or more and a draft spec that needs no scores of a prompt");
+  int64_t num_tokens = 0;
+  int most_drafted = 0;
+  for (const TraceRound& round : rounds) {
+    if (round.drafted < 0 || round.drafted > kMaxDraftLen || round.accepted < 0 ||
+        round.accepted > round.drafted)
+      return absl::InvalidArgumentError(StrCat("a round accepts ", round.accepted, " of ",
+                                               round.drafted, " tokens, expected 0 to ",
+                                               kMaxDraftLen));
+    num_tokens += round.accepted + 1;
+    most_drafted = std::max(most_drafted, round.drafted);
+  }
+  VC_RETURN_IF_ERROR(impl.Check(depth, num_tokens + most_drafted, "the number of tokens"));
+  if (num_tokens < 1) return absl::InvalidArgumentError("there are no rounds");
+  if (std::ssize(impl.continuations[depth].tokens) < num_tokens) {
+    VC_RETURN_IF_ERROR(impl.Decode(depth, num_tokens).status());
+  }
+  const Continuation& known = impl.continuations[depth];
+  VC_ASSIGN_OR_RETURN(const std::unique_ptr<Sequence> s,
+                      impl.DraftingAt(depth, spec, most_drafted));
+  VC_RETURN_IF_ERROR(s->full.Reserve(num_tokens + most_drafted));
+  VC_ASSIGN_OR_RETURN(RoundsSample sample, impl.RunRounds(s.get(), known, rounds));
+  if (sample.num_tokens != num_tokens || s->chain.digest() != known.digests[num_tokens - 1])
+    return absl::InternalError(
+        StrCat("rounds at depth ", depth, " differ from plain decoding: please report this"));
   return sample;
 }
 

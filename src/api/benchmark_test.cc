@@ -102,6 +102,36 @@ TEST(Benchmark, DraftsKeepWhatTheSpecSays) {
   EXPECT_EQ(benchmark->Draft(0, "int8", 5).status().code(), absl::StatusCode::kInvalidArgument);
 }
 
+TEST(Benchmark, RoundsGoAsTheTraceSays) {
+  const std::unique_ptr<Engine> engine = LoadTiny();
+  auto benchmark = Benchmark::Create(engine.get(), {.num_tokens = 256});
+  ASSERT_TRUE(benchmark.ok()) << benchmark.status();
+  const std::vector<TraceRound> rounds = {{8, 8}, {8, 3}, {8, 0}, {0, 0}, {1, 1}, {5, 4}};
+  const auto plain = benchmark->Decode(256, 22);
+  ASSERT_TRUE(plain.ok()) << plain.status();
+  for (const char* spec : {"verify:0.25+int4", "sink:0.25+int4", "int8", "snapkv:0.5"}) {
+    const auto sample = benchmark->Rounds(256, spec, rounds);
+    ASSERT_TRUE(sample.ok()) << sample.status();
+    EXPECT_EQ(sample->num_tokens, 22) << "accepted tokens, and one more of each round";
+    EXPECT_EQ(sample->work.output_hash, plain->output_hash) << spec;
+    EXPECT_GT(sample->draft_s, 0);
+    EXPECT_GT(sample->verify_s, 0);
+    EXPECT_LE(sample->draft_s + sample->verify_s, sample->work.seconds);
+  }
+  // The longer trace needs more of plain decoding than there is.
+  EXPECT_EQ(benchmark->Rounds(256, "int8", {{30, 30}})->num_tokens, 31);
+  for (const TraceRound& bad :
+       {TraceRound{4, 5}, TraceRound{-1, -1}, TraceRound{4, -1}, TraceRound{100000, 0}})
+    EXPECT_EQ(benchmark->Rounds(256, "int8", {bad}).status().code(),
+              absl::StatusCode::kInvalidArgument);
+  for (const char* spec : {"off", "kvzip:0.3", "int99"})
+    EXPECT_EQ(benchmark->Rounds(256, spec, rounds).status().code(),
+              absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(benchmark->Rounds(0, "int8", rounds).status().code(),
+            absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(benchmark->Rounds(256, "int8", {}).status().code(), absl::StatusCode::kInvalidArgument);
+}
+
 TEST(Benchmark, RefusesWhatDoesNotFit) {
   const std::unique_ptr<Engine> engine = LoadTiny();
   const int64_t context = engine->info().context_length;

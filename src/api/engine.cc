@@ -9,6 +9,7 @@
 
 #include "api/engine_impl.h"
 #include "api/inspect.h"
+#include "api/rope_settings.h"
 #include "base/hash.h"
 #include "base/status_macros.h"
 #include "base/text.h"
@@ -56,11 +57,14 @@ absl::StatusOr<std::unique_ptr<Engine>> Engine::Load(const EngineOptions& option
         StrCat("threads is ", options.num_threads, ", expected 1 to 1024"));
   VC_ASSIGN_OR_RETURN(const FileIdentity identity, IdentityOfFile(options.model_path));
   VC_ASSIGN_OR_RETURN(std::shared_ptr<const GgufFile> file, GgufFile::Open(options.model_path));
-  VC_ASSIGN_OR_RETURN(const ModelConfig config, ReadModelConfig(*file));
+  VC_ASSIGN_OR_RETURN(ModelConfig config, ReadModelConfig(*file));
+  VC_ASSIGN_OR_RETURN(const RopeOptions rope, ApplyRope(options.rope, *file, &config));
   if (options.context_length < 0 || options.context_length > config.context_length)
-    return absl::InvalidArgumentError(StrCat("context length ", options.context_length,
-                                             ": this model was trained for ", config.context_length,
-                                             " tokens"));
+    return absl::InvalidArgumentError(
+        StrCat("context length ", options.context_length,
+               rope.scaling.empty() ? ": this model was trained for "
+                                    : ": this model, scaled so, reaches ",
+               config.context_length, " tokens; a larger --rope-scale reaches further"));
   VC_ASSIGN_OR_RETURN(impl.tokenizer, Tokenizer::Create(*file));
   if (impl.tokenizer->vocab_size() > config.vocab_size)
     return absl::InvalidArgumentError(
@@ -68,7 +72,8 @@ absl::StatusOr<std::unique_ptr<Engine>> Engine::Load(const EngineOptions& option
                " tokens, but token_embd.weight has ", config.vocab_size, " rows"));
   impl.pool = std::make_unique<ThreadPool>(options.num_threads > 0 ? options.num_threads
                                                                    : DefaultNumThreads());
-  VC_ASSIGN_OR_RETURN(impl.model, Model::Load(file, kernels, impl.pool.get(), options.on_load));
+  VC_ASSIGN_OR_RETURN(impl.model,
+                      Model::Load(file, config, kernels, impl.pool.get(), options.on_load));
   impl.forward = std::make_unique<Forward>(impl.model.get(), impl.pool.get());
   if (file->FindValue("tokenizer.chat_template") != nullptr) {
     VC_ASSIGN_OR_RETURN(const std::string_view source, file->GetString("tokenizer.chat_template"));
@@ -77,6 +82,7 @@ absl::StatusOr<std::unique_ptr<Engine>> Engine::Load(const EngineOptions& option
         std::string(impl.tokenizer->TokenBytes(impl.tokenizer->eos_id())));
   }
   impl.info = DescribeModel(*file, config);
+  impl.info.rope = rope;
   impl.info.weight_bytes = impl.model->weights.packed_bytes;
   impl.info.num_threads = impl.pool->num_threads();
   impl.info.isa = kernels->name;

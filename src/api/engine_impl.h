@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <set>
 #include <string>
@@ -45,17 +46,23 @@ struct Engine::Impl {
   std::unique_ptr<Forward> forward;
   std::unique_ptr<Model> small_model;  // null: no model proposes
   std::unique_ptr<ModelProposer> small;
-  std::shared_ptr<KvTier> tier;           // null: all K/V in RAM
-  std::string digest;                     // hex SHA-256 of the file, once computed
+  std::shared_ptr<KvTier> tier;  // null: all K/V in RAM
+  std::string digest;            // hex SHA-256 of the file, once computed
+  std::mutex told_mutex;
   std::set<std::string> told;             // notices
   FileIdentity model_identity;            // of the file when it was loaded; with a prefix store
   std::unique_ptr<PrefixCache> prefixes;  // null if there is none; goes first
 
   // Checks a request and makes its sequence; reuses the session's longest common prefix.
+  // THREADS: without a session, safe beside passes and other calls.
   absl::StatusOr<std::unique_ptr<Sequence>> MakeSequence(const Request& request,
                                                          const Session* session);
-  // Begins a sequence with what the prefix cache has, where that is longer than what it has.
-  void UsePrefix(const Request& request, Sequence* sequence);
+  // Begins a sequence with what the prefix cache has, where that is longer than what it has. Under
+  // a budget, `alone` says whether the sequence has all of it (its plan), with the cache in what it
+  // leaves, or shares it with others, who leave it to the scheduler: then nothing of it is in RAM.
+  void UsePrefix(const Request& request, Sequence* sequence, bool alone);
+  // Under a budget: bytes of it that the prefix cache may hold now.
+  void LimitPrefixes(uint64_t bytes);
   // Adds a sequence to the prefix cache: `known_tokens` of its rows are not new.
   void KeepPrefix(const Request& request, const Sequence& sequence, int64_t known_tokens);
   // `loaded`: the model file before it was read.
@@ -73,10 +80,17 @@ struct Engine::Impl {
                                        DraftSpec* spec) const;
   // For the scheduler's accounts.
   DraftSizes DraftSizesOf(const Request& request) const;
-  // Pass rows and staging for a batch.
+  // Staging slots of one KV head of a layer of a sequence.
+  size_t HeadSlots(int64_t num_tokens) const;
+  // Pass rows and staging where no request has more tokens than `longest`; for a batch; for
+  // requests that are not known yet.
+  LoopOptions MakeLoopOptions(int64_t longest) const;
+  LoopOptions MakeServiceLoopOptions() const;
   LoopOptions MakeBatchLoopOptions(
       const std::vector<absl::StatusOr<std::unique_ptr<Sequence>>>& sequences) const;
   LoopParts MakeLoopParts() const;
+  // What the sequence's plan leaves of the budget; all there is without one.
+  uint64_t RoomBeside(const Sequence& sequence) const;
   // Fits a new sequence into the budget.
   absl::Status PlanSequence(Sequence* sequence);
   // Brings a sequence's full KV to what its plan says, once more after it got another one.
@@ -85,13 +99,14 @@ struct Engine::Impl {
   // Leaves a session no more RAM than the sequence that begins with it.
   absl::Status ShrinkSession(const Sequence& sequence, Session* session);
   absl::StatusOr<std::vector<TokenId>> PromptTokens(const Request& request);
+  // Messages by the chat template; *text: what it wrote.
+  absl::StatusOr<std::vector<TokenId>> TemplateTokens(const Request& request, std::string* text);
   // What the spec needs from outside the K/V: scores the session has, a file, kvzip's instruction.
   // ERRORS: those of the file.
   absl::Status EquipDraft(const Session* session, Sequence* sequence);
   absl::StatusOr<RepeatPrompt> MakeRepeatPrompt();
-  void Tell(const std::string& text) {
-    if (told.insert(text).second && options.on_notice) options.on_notice(text);
-  }
+  // THREADS: safe, as on_notice must be where requests come from many threads.
+  void Tell(const std::string& text);
   // sequence: null, or whose memory plan bounds the chunks.
   PrefillOptions MakePrefillOptions(const Callbacks& callbacks,
                                     const Sequence* sequence = nullptr) const;
@@ -107,7 +122,16 @@ struct Engine::Impl {
   void Store(Sequence* sequence, int64_t common, Session* session) const;
 };
 
+// How the parts of src/api that are not Engine's own members reach it.
+class EngineAccess {
+ public:
+  using Impl = Engine::Impl;
+  static Impl* Of(Engine* engine) { return engine->impl_.get(); }
+};
+
 // Seconds since some fixed point.
 double NowSeconds();
+// "stop", "length", ...; "cancelled" where nothing ended it.
+const char* FinishName(FinishReason reason);
 
 }  // namespace vericache

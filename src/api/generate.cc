@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/strings/str_replace.h"
 #include "api/answer_stream.h"
 #include "api/engine_impl.h"
 #include "base/status_macros.h"
@@ -29,6 +30,8 @@ SamplingParams ToParams(const SamplingOptions& o) {
   return p;
 }
 
+}  // namespace
+
 const char* FinishName(FinishReason reason) {
   switch (reason) {
     case FinishReason::kStop:
@@ -42,8 +45,6 @@ const char* FinishName(FinishReason reason) {
   }
   return "cancelled";
 }
-
-}  // namespace
 
 absl::StatusOr<std::vector<TokenId>> Engine::Impl::PromptTokens(const Request& request) {
   const int given =
@@ -65,6 +66,12 @@ absl::StatusOr<std::vector<TokenId>> Engine::Impl::PromptTokens(const Request& r
       tokens.insert(tokens.begin(), tokenizer->bos_id());
     return tokens;
   }
+  std::string text;
+  return TemplateTokens(request, &text);
+}
+
+absl::StatusOr<std::vector<TokenId>> Engine::Impl::TemplateTokens(const Request& request,
+                                                                  std::string* text) {
   if (chat_template == nullptr)
     return absl::FailedPreconditionError(
         "the model file has no chat template: give a raw prompt instead of messages");
@@ -73,8 +80,19 @@ absl::StatusOr<std::vector<TokenId>> Engine::Impl::PromptTokens(const Request& r
                       GuardSpecialText(request.messages_json, *tokenizer));
   chat.messages_json = guarded.json;
   chat.tools_json = request.tools_json;
-  VC_ASSIGN_OR_RETURN(const std::string text, chat_template->Render(chat));
-  return tokenizer->EncodeTemplated(text, guarded.guard);
+  chat.extra_json = request.template_kwargs_json;
+  VC_ASSIGN_OR_RETURN(*text, chat_template->Render(chat));
+  absl::StatusOr<std::vector<TokenId>> tokens = tokenizer->EncodeTemplated(*text, guarded.guard);
+  if (!guarded.guard.empty()) absl::StrReplaceAll({{guarded.guard, ""}}, text);
+  return tokens;
+}
+
+void Engine::Impl::Tell(const std::string& text) {
+  {
+    const std::lock_guard<std::mutex> lock(told_mutex);
+    if (!told.insert(text).second) return;
+  }
+  if (options.on_notice) options.on_notice(text);
 }
 
 PrefillOptions Engine::Impl::MakePrefillOptions(const Callbacks& callbacks,
@@ -232,7 +250,7 @@ absl::StatusOr<Completion> Engine::GenerateUnverified(const Request& request, Se
 absl::StatusOr<Session> Engine::Prefill(const Request& request, const Callbacks& callbacks) {
   Impl& impl = *impl_;
   VC_ASSIGN_OR_RETURN(std::unique_ptr<Sequence> s, impl.MakeSequence(request, nullptr));
-  impl.UsePrefix(request, s.get());
+  impl.UsePrefix(request, s.get(), /*alone=*/true);
   const int64_t cached = s->full.num_tokens();
   vericache::Prefill prefill(impl.model.get(), impl.forward.get(), impl.pool.get());
   VC_RETURN_IF_ERROR(prefill.Compute(s.get(), impl.MakePrefillOptions(callbacks, s.get())));

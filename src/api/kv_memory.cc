@@ -1,6 +1,7 @@
 // The KV budget of an engine: makes the tier, fits requests into it.
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "absl/strings/str_format.h"
 #include "api/engine_impl.h"
@@ -17,11 +18,16 @@ constexpr char kDefaultSpillFolder[] = "/var/tmp";
 // Smaller draft KVs are tried down to this share of the tokens.
 constexpr double kLeastFraction = 0.05;
 constexpr double kFractionStep = 0.85;
-// Of a batch's budget, what one request's open blocks may take; rows of its passes at least.
+// Of a batch's budget, what the open blocks of a pass's prompts may take; rows of its passes at
+// least.
 constexpr int64_t kOpenShare = 16;
 constexpr int64_t kLeastPassRows = 128;
 
-// Bytes of the draft KV at its largest: the layout's, room for growth, and f16 tails.
+// KV heads of a layer of the longest request that staging holds at once, for all requests.
+constexpr size_t kStagingHeads = 6;
+
+// Bytes of the draft KV at its largest: the layout's, room for growth, and what its f16 tail grows
+// by before keys are folded into a group.
 size_t DraftBytes(const KvShape& shape, const DraftSpec& spec, int64_t num_tokens,
                   int64_t draft_rows) {
   if (!spec.enabled) return 0;
@@ -35,7 +41,7 @@ size_t DraftBytes(const KvShape& shape, const DraftSpec& spec, int64_t num_token
     const int64_t kept = KeptCount(of_layer, num_tokens, AlwaysKept(spec));
     const DraftCodec codec = spec.CodecOf(layer);
     bytes += DraftKv::LayoutBytes(one, codec, kept);
-    tail = std::max<int64_t>(tail, codec.tail_keys);
+    tail = std::max<int64_t>(tail, codec.tail_keys - kept);
   }
   return bytes + bytes / 16 + shape.bytes_per_token() * (draft_rows + kDraftGroup + tail);
 }
@@ -52,11 +58,11 @@ absl::Status Engine::Impl::OpenTier() {
   tier_options.bytes_per_second = static_cast<int64_t>(o.kv_read_limit);
   const KvShape& shape = model->config.kv_shape();
   const size_t block = shape.layer_block_values() * shape.num_layers * sizeof(uint16_t);
-  if (o.kv_memory < 2 * block + kStagingSlotBlocks * KvPartBytes(shape))
+  if (o.kv_memory < 2 * block + KvSlotBytes(shape))
     return absl::InvalidArgumentError(
         StrCat("a KV budget of ", BytesText(o.kv_memory), " holds not even two blocks of ",
                BytesText(block), " and one slot of staging: give --kv-memory ",
-               BytesText(4 * block + kStagingSlotBlocks * KvPartBytes(shape)), " or more"));
+               BytesText(4 * block + KvSlotBytes(shape)), " or more"));
   VC_ASSIGN_OR_RETURN(tier, KvTier::Create(shape, tier_options));
   return absl::OkStatus();
 }
@@ -112,45 +118,79 @@ absl::Status Engine::Impl::ApplyPlan(Sequence* s) const {
   return s->full.Warm();
 }
 
+uint64_t Engine::Impl::RoomBeside(const Sequence& s) const {
+  if (!s.memory.has_value()) return std::numeric_limits<uint64_t>::max();
+  const MemoryPlan& plan = *s.memory;
+  const int64_t prefill = CeilDiv(plan.prefill_rows + kBlockTokens - 1, kBlockTokens);
+  const size_t most =
+      std::max(plan.decode_bytes(),
+               plan.staging_bytes + plan.block_bytes * (plan.hot_blocks + prefill)) +
+      s.small_bytes;
+  return options.kv_memory - std::min<uint64_t>(most, options.kv_memory);
+}
+
 DraftSizes Engine::Impl::DraftSizesOf(const Request& request) const {
   const absl::StatusOr<DraftSpec> spec = ParseDraftSpec(request.draft);
   if (!spec.ok()) return {};
   const uint32_t modes = DraftModesOf(request, spec->enabled).value_or(0);
   if (!spec->enabled) return {0, 0, modes};
-  // A share of the tokens, or all: the same for each token but for the few that are always kept.
-  constexpr int64_t kManyTokens = 8192;
-  const KvShape& shape = model->config.kv_shape();
-  return {CeilDiv(static_cast<int64_t>(DraftBytes(shape, *spec, kManyTokens, 0)), kManyTokens),
-          static_cast<int64_t>(DraftBytes(shape, *spec, kBlockTokens, 0)), modes};
+  // A share of the tokens, or all, the same for each, beside what a draft of any length has: tails,
+  // a window.
+  constexpr int64_t kMany = 8192;
+  const auto bytes_of = [&](int64_t num_tokens) {
+    return static_cast<int64_t>(DraftBytes(model->config.kv_shape(), *spec, num_tokens, 0));
+  };
+  const int64_t of_many = bytes_of(kMany);
+  const int64_t per_token = CeilDiv(bytes_of(2 * kMany) - of_many, kMany);
+  return {per_token, std::max(bytes_of(kBlockTokens), of_many - per_token * kMany), modes};
 }
 
-LoopOptions Engine::Impl::MakeBatchLoopOptions(
-    const std::vector<absl::StatusOr<std::unique_ptr<Sequence>>>& sequences) const {
+LoopOptions Engine::Impl::MakeLoopOptions(int64_t longest) const {
   LoopOptions loop;
   loop.max_pass_rows = std::clamp<int64_t>(options.prefill_chunk, 1, kMaxPassRows);
   if (tier == nullptr) return loop;
   loop.kv_memory = options.kv_memory;
   if (options.kv_read_limit > 0) loop.link_bytes_per_s = static_cast<double>(options.kv_read_limit);
-  // Room for a chunk's open blocks is kept for every request: a small budget takes small chunks.
+  // Room for a pass's open blocks is kept while prompts are computed: a small budget takes small
+  // chunks.
   const int64_t block_bytes = static_cast<int64_t>(tier->pool().block_bytes());
   const int64_t blocks = static_cast<int64_t>(options.kv_memory) / kOpenShare / block_bytes;
   loop.max_pass_rows =
       std::min(loop.max_pass_rows, std::max(kLeastPassRows, blocks * kBlockTokens));
-  // Staging for four layers of the longest, or a third of the budget where that is less.
+  // Staging for a few KV heads of the longest, or a third of the budget where that is less.
   const size_t slot = tier->staging().slot_bytes();
-  size_t layer = 0;
-  for (const auto& s : sequences) {
-    if (!s.ok()) continue;
-    const int64_t longest = (*s)->num_prompt + (*s)->max_tokens + (*s)->draft_length.max();
-    const size_t slots = CeilDiv(CeilDiv(longest, kBlockTokens), kStagingSlotBlocks);
-    // One that cannot be served must not take the others' memory; the scheduler refuses it.
-    if (slots * slot > options.kv_memory / 2) continue;
-    layer = std::max(layer, slots);
-  }
-  loop.rebuild_bytes = std::min<size_t>(options.kv_memory / 4, layer * slot);
-  const size_t slots = std::max(layer, std::min(4 * layer, options.kv_memory / 3 / slot));
+  const size_t head = HeadSlots(longest);
+  loop.rebuild_bytes = std::min<size_t>(options.kv_memory / 4, head * slot);
+  const size_t slots =
+      std::max(head, std::min(kStagingHeads * head, options.kv_memory / 3 / slot));
   loop.staging_bytes = std::min<size_t>(options.kv_memory - loop.rebuild_bytes, slots * slot);
   return loop;
+}
+
+LoopOptions Engine::Impl::MakeBatchLoopOptions(
+    const std::vector<absl::StatusOr<std::unique_ptr<Sequence>>>& sequences) const {
+  int64_t longest = 0;
+  for (const auto& s : sequences) {
+    if (!s.ok() || tier == nullptr) continue;
+    const int64_t tokens = (*s)->num_prompt + (*s)->max_tokens + (*s)->draft_length.max();
+    // One that cannot be served must not take the others' memory; the scheduler refuses it.
+    if (HeadSlots(tokens) * tier->staging().slot_bytes() > options.kv_memory / 2) continue;
+    longest = std::max(longest, tokens);
+  }
+  return MakeLoopOptions(longest);
+}
+
+LoopOptions Engine::Impl::MakeServiceLoopOptions() const {
+  const int64_t longest = info.context_length + kMaxDraftLen;
+  if (tier == nullptr) return MakeLoopOptions(longest);
+  // Whatever may come: a KV head of the longest, or of what a quarter of the budget stages.
+  const int64_t slots = static_cast<int64_t>(options.kv_memory / 4 / tier->staging().slot_bytes());
+  return MakeLoopOptions(
+      std::min(longest, std::max<int64_t>(1, slots) * KvSlotBlocks(tier->shape()) * kBlockTokens));
+}
+
+size_t Engine::Impl::HeadSlots(int64_t num_tokens) const {
+  return CeilDiv(CeilDiv(num_tokens, kBlockTokens), KvSlotBlocks(tier->shape()));
 }
 
 absl::Status Engine::Impl::ShrinkSession(const Sequence& s, Session* session) {

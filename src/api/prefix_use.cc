@@ -1,8 +1,9 @@
 // The engine's side of the prefix cache: opening it, beginning sequences with it, adding to it.
-#include <cstring>
+#include <algorithm>
 #include <utility>
 
 #include "api/engine_impl.h"
+#include "api/rope_settings.h"
 #include "base/hash.h"
 #include "base/status_macros.h"
 #include "base/text.h"
@@ -11,23 +12,6 @@
 #include "storage/file_blob_store.h"
 
 namespace vericache {
-namespace {
-
-// All its bits, so that no two settings look alike.
-std::string BitsOf(double value) {
-  uint64_t bits = 0;
-  std::memcpy(&bits, &value, sizeof(bits));
-  return StrCat(absl::Hex(bits));
-}
-
-// Every setting that turns positions into angles; rope factors are in the model file.
-std::string RopeText(const ModelConfig& c) {
-  return StrCat("pairs=", static_cast<int>(c.rope_pairs), " dim=", c.rotary_dim,
-                " theta=", BitsOf(c.rope_theta), " scale=", BitsOf(c.rope_scale));
-}
-
-}  // namespace
-
 absl::Status Engine::Impl::OpenPrefixCache(const FileIdentity& loaded) {
   if (options.prefix_store.empty() && options.prefix_memory_bytes == 0) return absl::OkStatus();
   if (options.prefix_store_mode != "rw" && options.prefix_store_mode != "ro")
@@ -35,6 +19,7 @@ absl::Status Engine::Impl::OpenPrefixCache(const FileIdentity& loaded) {
         StrCat("prefix store mode is '", options.prefix_store_mode, "', expected rw or ro"));
   PrefixCacheOptions cache;
   cache.memory_bytes = options.prefix_memory_bytes;
+  if (tier != nullptr) cache.memory_bytes = std::min(cache.memory_bytes, options.kv_memory);
   cache.store_read_only = options.prefix_store_mode == "ro";
   cache.digest_bits = options.prefix_digest_bits_for_tests;
   if (!options.prefix_store.empty()) {
@@ -73,12 +58,23 @@ bool Engine::Impl::PrefixesHold() {
   return false;
 }
 
-void Engine::Impl::UsePrefix(const Request& request, Sequence* s) {
-  if (!request.use_prefix_cache || !PrefixesHold()) return;
-  PrefixHit hit = prefixes->Find(s->tokens, request.prefix_salt, s->spec, s->full.num_tokens());
+void Engine::Impl::LimitPrefixes(uint64_t bytes) {
+  if (tier != nullptr && prefixes != nullptr) prefixes->LimitMemory(bytes);
+}
+
+void Engine::Impl::UsePrefix(const Request& request, Sequence* s, bool alone) {
+  PrefixRoom room;
+  if (tier != nullptr) room.hot_blocks = alone && s->memory.has_value() ? s->memory->hot_blocks : 0;
+  if (tier != nullptr && alone) room.memory_bytes = RoomBeside(*s);
+  if (!request.use_prefix_cache || !PrefixesHold()) {
+    if (alone) LimitPrefixes(room.memory_bytes);
+    return;
+  }
+  PrefixHit hit =
+      prefixes->Find(s->tokens, request.prefix_salt, s->spec, s->full.num_tokens(), room);
   if (hit.full.has_value()) {
     s->full = std::move(*hit.full);
-    (void)ApplyPlan(s);  // an error would show in the first pass
+    if (alone) (void)ApplyPlan(s);  // an error would show in the first pass
     s->draft.reset();
     if (hit.draft.has_value()) s->draft.emplace(std::move(*hit.draft));
   }

@@ -16,6 +16,27 @@ constexpr uint32_t kPlainOrDraftKv = ModeBit(DraftMode::kPlain) | ModeBit(DraftM
 // Bytes no sum of which overflows.
 constexpr int64_t kNoLimit = std::numeric_limits<int64_t>::max() / 16;
 
+// What a pass should take on a machine of this class: two cores read 20 GB a second and give 150
+// GFLOP/s of attention and 250 G multiply-adds of int8 codes (../shared measurements, rounded).
+PassGuess GuessPass(const Model& model, int num_threads) {
+  constexpr double kBytesPerSecond = 20e9, kThreadFlops = 75e9, kThreadMacs = 125e9;
+  constexpr double kWeightBytes = 0.75;  // of one weight, in the usual formats
+  const ModelConfig& c = model.config;
+  const double bytes = static_cast<double>(model.weights.packed_bytes);
+  const double weights = bytes / kWeightBytes;
+  const double head = static_cast<double>(c.vocab_size) * static_cast<double>(c.hidden_size);
+  PassGuess guess;
+  guess.output_s = head * kWeightBytes / kBytesPerSecond;
+  guess.pass_s = std::max(0.2 * bytes, bytes - head * kWeightBytes) / kBytesPerSecond;
+  guess.row_s = std::max(0.0, weights - head) / (kThreadMacs * num_threads);
+  guess.logit_row_s = head / (kThreadMacs * num_threads);
+  guess.attention_s = 4.0 * c.num_heads * c.head_dim * c.num_layers / (kThreadFlops * num_threads);
+  const double read_s = static_cast<double>(c.kv_shape().bytes_per_token()) / kBytesPerSecond;
+  guess.full_token_s = std::max(0.0, read_s - guess.attention_s);
+  guess.draft_byte_s = 2 / kBytesPerSecond;
+  return guess;
+}
+
 Limits LimitsOf(const LoopParts& parts, const LoopOptions& options) {
   Limits limits;
   const bool bounded = parts.tier != nullptr;
@@ -25,7 +46,11 @@ Limits LimitsOf(const LoopParts& parts, const LoopOptions& options) {
   limits.staging_bytes = bounded ? static_cast<int64_t>(options.staging_bytes) : 0;
   limits.spill_bytes = bounded ? kNoLimit : 0;
   limits.max_pass_rows = std::min(options.max_pass_rows, kMaxPassRows);
+  if (bounded)
+    limits.prefill_bytes = CeilDiv(limits.max_pass_rows, kBlockTokens) *
+                           static_cast<int64_t>(parts.tier->pool().block_bytes());
   limits.max_running = options.max_running;
+  limits.pass = GuessPass(*parts.model, parts.pool->num_threads());
   if (options.link_bytes_per_s > 0) limits.link_bytes_per_s = options.link_bytes_per_s;
   return limits;
 }
@@ -33,6 +58,8 @@ Limits LimitsOf(const LoopParts& parts, const LoopOptions& options) {
 SchedulerOptions SchedulerOptionsOf(const LoopOptions& options) {
   SchedulerOptions scheduler;
   scheduler.stagger = options.stagger;
+  // Who finds no staging is planned again; of those that run, one at least finds some each time.
+  scheduler.max_retries += options.max_running;
   return scheduler;
 }
 
@@ -69,6 +96,7 @@ struct RequestLoop::Running {
   double proposal_s = 0;     // of the current step
   std::vector<TokenId> proposal;
   uint32_t modes = 0;
+  bool no_staging = false;  // in the current step
   size_t round_draft_bytes = 0, round_full_bytes = 0;
   RequestTimes times;
 };
@@ -85,14 +113,11 @@ RequestLoop::~RequestLoop() = default;
 
 double RequestLoop::Now() const { return NowSeconds() - start_s_; }
 
-absl::StatusOr<RequestId> RequestLoop::Add(std::unique_ptr<Sequence> sequence,
-                                           const DraftSizes& sizes, LoopHooks hooks, int priority,
-                                           double max_burst_s) {
-  const Sequence& s = *sequence;
+RequestInfo RequestLoop::InfoOf(const Sequence& s, const DraftSizes& sizes, int priority,
+                                double max_burst_s) const {
   const int64_t block_bytes = static_cast<int64_t>(s.full.block_bytes());
   const int64_t longest = s.num_prompt + s.max_tokens + s.draft_length.max();
   RequestInfo info;
-  info.id = next_id_;
   info.priority = priority;
   info.prompt_tokens = s.num_prompt;
   info.cached_tokens = s.full.num_tokens();
@@ -109,18 +134,32 @@ absl::StatusOr<RequestId> RequestLoop::Add(std::unique_ptr<Sequence> sequence,
   if (parts_.small == nullptr || s.small_bytes == 0) info.modes &= ~kModelModes;
   if (info.modes == ModeBit(DraftMode::kPlain)) info.fixed_draft_len = kAutoDraftLen;
   if (parts_.tier != nullptr) {
-    const int64_t rows = std::min(options_.max_pass_rows, longest);
-    info.fixed_bytes =
-        sizes.fixed_bytes + block_bytes * CeilDiv(rows + kBlockTokens - 1, kBlockTokens);
+    info.fixed_bytes = sizes.fixed_bytes;
     const int64_t num_blocks = options_.planned_memory && s.memory.has_value()
                                    ? s.memory->cold_blocks()
                                    : CeilDiv(longest, kBlockTokens);
-    const int64_t layer = CeilDiv(num_blocks, kStagingSlotBlocks) *
+    const int64_t layer = CeilDiv(num_blocks, KvSlotBlocks(parts_.tier->shape())) *
                           static_cast<int64_t>(parts_.tier->staging().slot_bytes());
     const int64_t staging = static_cast<int64_t>(options_.staging_bytes);
     info.min_staging_bytes = options_.planned_memory ? staging : layer;
   }
   if ((info.modes & kModelModes) != 0) info.fixed_bytes += s.small_bytes;
+  return info;
+}
+
+absl::Status RequestLoop::CheckFits(const Sequence& sequence, const DraftSizes& sizes,
+                                    RequestId id) const {
+  RequestInfo info = InfoOf(sequence, sizes, 0, 0);
+  info.id = id;
+  return Scheduler(LimitsOf(parts_, options_), SchedulerOptionsOf(options_)).Add(info, 0);
+}
+
+absl::StatusOr<RequestId> RequestLoop::Add(std::unique_ptr<Sequence> sequence,
+                                           const DraftSizes& sizes, LoopHooks hooks, int priority,
+                                           double max_burst_s) {
+  const Sequence& s = *sequence;
+  RequestInfo info = InfoOf(s, sizes, priority, max_burst_s);
+  info.id = next_id_;
   if (absl::Status status = scheduler_.Add(info, Now()); !status.ok()) return status;
   if (parts_.tier != nullptr && !options_.planned_memory) {
     // The scheduler gives hot blocks; until then there are none.
@@ -143,6 +182,19 @@ absl::StatusOr<RequestId> RequestLoop::Add(std::unique_ptr<Sequence> sequence,
 
 void RequestLoop::Cancel(RequestId id) {
   (void)scheduler_.Cancel(id);  // one that has ended needs none
+}
+
+KvBytes RequestLoop::kv_bytes() const {
+  KvBytes bytes;
+  for (const auto& [id, r] : running_) {
+    const Sequence& s = *r->sequence;
+    const uint64_t block = s.full.block_bytes();
+    bytes.ram += s.full.num_ram_blocks() * block;
+    bytes.spilled += s.full.num_cold_blocks() * block;
+    if (s.draft.has_value()) bytes.ram += s.draft->num_bytes();
+    if (s.small != nullptr) bytes.ram += s.small->full.num_blocks() * s.small->full.block_bytes();
+  }
+  return bytes;
 }
 
 void RequestLoop::End(RequestId id) {
@@ -202,6 +254,7 @@ void RequestLoop::Apply(const StepPlan& plan) {
     s.full.set_hot_blocks(grant.bytes / static_cast<int64_t>(s.full.block_bytes()));
     if (absl::Status status = s.full.Spill(); !status.ok()) s.Fail(std::move(status));
   }
+  if (options_.on_cache_room) options_.on_cache_room(plan.prefix_cache_bytes);
   for (const Admission& admission : plan.admit) Admit(admission);
   for (const FetchStart& fetch : plan.fetch) {
     FullKv& full = At(fetch.id).sequence->full;
@@ -284,6 +337,42 @@ void RequestLoop::PlanItems(const StepPlan& plan) {
   Propose(plan);
 }
 
+// One sequence gives back the staging of a read ahead, the last in line first.
+bool RequestLoop::TakeBackFetch() {
+  for (auto it = running_.rbegin(); it != running_.rend(); ++it) {
+    FullKv& full = it->second->sequence->full;
+    const bool in_step = std::any_of(items_.begin(), items_.end(), [&](const StepItem& item) {
+      return item.rows > 0 && item.kind != StepKind::kDraft && &item.sequence->full == &full;
+    });
+    if (in_step || !full.fetching()) continue;
+    full.CancelFetch();
+    return true;
+  }
+  return false;
+}
+
+void RequestLoop::HoldStaging(const StepPlan& plan) {
+  for (size_t i = 0; i < items_.size(); ++i) {
+    StepItem& item = items_[i];
+    Sequence& s = *item.sequence;
+    Running& r = At(plan.work[i].id);
+    r.no_staging = false;
+    if (item.rows == 0 || item.kind == StepKind::kDraft) continue;
+    // A shared block may come back for the new rows, so this goes before the reads begin.
+    const int64_t rows = item.kind == StepKind::kPrompt
+                             ? std::min(item.rows, item.prompt->rows_left())
+                             : std::ssize(s.drafted) + 1;
+    if (!s.full.Reserve(rows).ok()) continue;  // the step asks again, and tells
+    absl::Status status = s.full.StartFetch();
+    while (absl::IsResourceExhausted(status) && TakeBackFetch()) status = s.full.StartFetch();
+    if (!absl::IsResourceExhausted(status)) continue;
+    r.no_staging = true;
+    ++report_.num_staging_waits;
+    item.rows = 0;
+    if (item.kind == StepKind::kVerify && !UsesDraftKv(plan.work[i].mode)) s.drafted.clear();
+  }
+}
+
 // Tokens that a step has drafted; nothing sensible can follow a bad row or an end.
 void RequestLoop::TakeDraft(const StepItem& item, double pass_s, Running* running,
                             WorkResult* result) {
@@ -325,16 +414,19 @@ WorkResult RequestLoop::ResultOf(const Work& work, const StepItem& item, double 
   }
   result.draft_bytes = s.draft.has_value() ? static_cast<int64_t>(s.draft->num_bytes()) : 0;
   result.hot_bytes = HotBytes(s.full);
-  if (s.finish == FinishReason::kError) {
+  if (r.no_staging) {
+    result.outcome = WorkOutcome::kRetry;
+  } else if (s.finish == FinishReason::kError) {
     result.outcome = WorkOutcome::kFailed;
   } else if (s.done()) {
     result.outcome = WorkOutcome::kFinished;
   }
+  const double now = Now() - r.added_s;
+  const bool prompt_ends = work.kind == WorkKind::kPrefill && (item.num_emitted > 0 || s.done());
+  if (prompt_ends && r.times.prefill_s == 0) r.times.prefill_s = now - r.times.start_s;
   if (item.num_emitted > 0) {
-    const double now = Now() - r.added_s;
     if (r.times.first_token_s == 0) {
       r.times.first_token_s = now;
-      r.times.prefill_s = now - r.times.start_s;
     } else {
       r.times.max_burst_s = std::max(r.times.max_burst_s, now - r.last_tokens_s);
     }
@@ -383,6 +475,7 @@ bool RequestLoop::Step() {
   report_.most_running = std::max(report_.most_running, scheduler_.usage().num_running);
   if (plan.idle()) return !running_.empty();
   PlanItems(plan);
+  HoldStaging(plan);
   std::vector<StepItem> run;
   std::vector<size_t> index;
   for (size_t i = 0; i < items_.size(); ++i) {

@@ -58,7 +58,9 @@ struct LoopOptions {
   bool planned_memory = false;
   int64_t max_pass_rows = 512;
   double link_bytes_per_s = 0;  // first guess; 0: the scheduler's
-  bool timeline = false;        // keep TimelineEvents
+  // Told before each pass what of kv_memory a prefix cache may hold in RAM. May be empty.
+  std::function<void(int64_t bytes)> on_cache_room;
+  bool timeline = false;  // keep TimelineEvents
 };
 
 // What happens to one request. All may be empty.
@@ -72,6 +74,11 @@ struct LoopHooks {
   std::function<void(std::unique_ptr<Sequence>, const RequestTimes&)> on_end;
 };
 
+// Where the K/V of all requests lie now; blocks that two share count twice.
+struct KvBytes {
+  uint64_t ram = 0, spilled = 0;
+};
+
 class RequestLoop {
  public:
   RequestLoop(const LoopParts& parts, const LoopOptions& options);
@@ -81,11 +88,15 @@ class RequestLoop {
   // ERRORS: kResourceExhausted: it can never fit, with numbers; hooks.on_end is not called.
   absl::StatusOr<RequestId> Add(std::unique_ptr<Sequence> sequence, const DraftSizes& sizes,
                                 LoopHooks hooks, int priority = 0, double max_burst_s = 0);
+  // What Add() would refuse; `id` is its name in messages. THREADS: safe beside anything else.
+  absl::Status CheckFits(const Sequence& sequence, const DraftSizes& sizes, RequestId id) const;
   // Takes effect with the next step.
   void Cancel(RequestId id);
   // One pass. False: there is nothing to do.
   bool Step();
 
+  // COST: looks at every block.
+  KvBytes kv_bytes() const;
   SchedulerUsage usage() const { return scheduler_.usage(); }
   const DraftChoice* LastChoice(RequestId id) const { return scheduler_.LastChoice(id); }
   // All but `seconds` and on_... of it is kept here.
@@ -95,6 +106,8 @@ class RequestLoop {
  private:
   struct Running;
   double Now() const;
+  RequestInfo InfoOf(const Sequence& sequence, const DraftSizes& sizes, int priority,
+                     double max_burst_s) const;
   Running& At(RequestId id) { return *running_.at(id); }
   void Apply(const StepPlan& plan);
   void Admit(const Admission& admission);
@@ -102,6 +115,9 @@ class RequestLoop {
   void PlanItems(const StepPlan& plan);
   void Propose(const StepPlan& plan);
   void CatchUp(const StepPlan& plan);
+  // Staging for what the step reads from the tier. Who finds none sits the step out (kRetry).
+  void HoldStaging(const StepPlan& plan);
+  bool TakeBackFetch();
   void TakeDraft(const StepItem& item, double pass_s, Running* running, WorkResult* result);
   WorkResult ResultOf(const Work& work, const StepItem& item, double pass_s);
   void End(RequestId id);

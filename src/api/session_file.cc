@@ -1,10 +1,11 @@
 // Session files: full KV, draft KV and token ids of a conversation.
 //
-//   "VCSESS03" | u64 header bytes | header | token ids (i32) | full blocks (f16) | draft bytes |
+//   "VCSESS04" | u64 header bytes | header | token ids (i32) | full blocks (f16) | draft bytes |
 //   score bytes | SHA-256 over everything before it
 // The header is a list of length-prefixed strings: model digest, tokenizer digest, contract, KV
-// shape, number of tokens, draft spec, draft bytes, score bytes. A file is written beside its place
-// and renamed, so the old one stays until the new one is whole.
+// shape, number of tokens, draft spec, draft bytes, score bytes, rope settings ("VCSESS03" had
+// none: they are the model file's own). A file is written beside its place and renamed, so the old
+// one stays until the new one is whole.
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -15,6 +16,7 @@
 #include <fstream>
 
 #include "api/engine_impl.h"
+#include "api/rope_settings.h"
 #include "base/hash.h"
 #include "base/status_macros.h"
 #include "base/text.h"
@@ -23,7 +25,9 @@
 namespace vericache {
 namespace {
 
-constexpr std::string_view kMagic = "VCSESS03";
+constexpr std::string_view kMagic = "VCSESS04";
+constexpr std::string_view kMagicWithoutRope = "VCSESS03";
+constexpr uint64_t kLoadBlocks = 16;  // loaded before what is beyond the hot blocks is spilled
 constexpr size_t kMaxHeaderBytes = 1 << 16;
 
 void AppendField(std::string_view field, std::string* out) {
@@ -132,6 +136,33 @@ bool ChecksumHolds(FileReader file) {
   return file.ReadText(32, &piece) && std::memcmp(sha.Finish().data(), piece.data(), 32) == 0;
 }
 
+// What a session's header says, in the order of the fields.
+struct SessionHeader {
+  std::string model, tokenizer, contract, shape, num_tokens, draft_spec, draft_bytes, score_bytes;
+  std::string rope;  // "" in files that have none
+
+  // False: the fields are not those of a header.
+  bool Read(std::string_view text, bool has_rope) {
+    for (std::string* field : {&model, &tokenizer, &contract, &shape, &num_tokens, &draft_spec,
+                               &draft_bytes, &score_bytes})
+      if (!TakeField(&text, field)) return false;
+    return !has_rope || TakeField(&text, &rope);
+  }
+};
+
+absl::Status CheckRope(const SessionHeader& header, const Model& model, const RopeOptions& rope,
+                       const std::string& path) {
+  std::string text = header.rope;
+  if (text.empty()) {
+    VC_ASSIGN_OR_RETURN(const ModelConfig own, ReadModelConfig(*model.file));
+    text = RopeText(own);
+  }
+  if (text == RopeText(model.config)) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      StrCat("session ", path, " was made with other rope settings than ", RopeFlags(rope),
+             ": give those that it was made with, or delete it"));
+}
+
 }  // namespace
 
 absl::Status Engine::SaveSession(const Session& session, const std::string& path) const {
@@ -141,9 +172,10 @@ absl::Status Engine::SaveSession(const Session& session, const std::string& path
   if (state.draft.has_value()) state.draft->AppendTo(&draft);
   std::string header, scores;
   AppendScores(state.scores, &scores);
-  for (const std::string& field : {digest, impl_->tokenizer->digest(), std::string(kContractId),
-                                   ShapeText(state.full.shape()), StrCat(state.full.num_tokens()),
-                                   state.draft_spec, StrCat(draft.size()), StrCat(scores.size())})
+  for (const std::string& field :
+       {digest, impl_->tokenizer->digest(), std::string(kContractId), ShapeText(state.full.shape()),
+        StrCat(state.full.num_tokens()), state.draft_spec, StrCat(draft.size()),
+        StrCat(scores.size()), RopeText(impl_->model->config)})
     AppendField(field, &header);
   AtomicFile file(path);
   const uint64_t header_bytes = header.size();
@@ -174,7 +206,8 @@ absl::StatusOr<Session> Engine::LoadSession(const std::string& path) const {
         StrCat("session ", path, " is damaged (", why, "): delete it to start anew"));
   };
   std::string magic, header_text, draft, scores;
-  if (in.left() < kMagic.size() + 8 + 32 || !in.ReadText(kMagic.size(), &magic) || magic != kMagic)
+  if (in.left() < kMagic.size() + 8 + 32 || !in.ReadText(kMagic.size(), &magic) ||
+      (magic != kMagic && magic != kMagicWithoutRope))
     return absl::InvalidArgumentError(StrCat(path, " is not a vericache session"));
   VC_ASSIGN_OR_RETURN(FileReader again, FileReader::Open(path));
   if (again.left() < 32 || !ChecksumHolds(std::move(again))) return damaged("checksum");
@@ -183,23 +216,22 @@ absl::StatusOr<Session> Engine::LoadSession(const std::string& path) const {
   if (!in.Read(&header_bytes, 8) || header_bytes > kMaxHeaderBytes ||
       !in.ReadText(header_bytes, &header_text))
     return damaged("header");
-  std::string_view header = header_text;
-  std::string model, tokenizer, contract, shape, tokens_text, spec_text, draft_text, score_text;
-  for (std::string* field :
-       {&model, &tokenizer, &contract, &shape, &tokens_text, &spec_text, &draft_text, &score_text})
-    if (!TakeField(&header, field)) return damaged("header");
+  SessionHeader header;
+  if (!header.Read(header_text, magic == kMagic)) return damaged("header");
   VC_ASSIGN_OR_RETURN(const std::string digest, const_cast<Engine*>(this)->ModelDigest());
   const KvShape& kv_shape = impl_->model->config.kv_shape();
-  if (model != digest || tokenizer != impl_->tokenizer->digest())
+  if (header.model != digest || header.tokenizer != impl_->tokenizer->digest())
     return absl::FailedPreconditionError(StrCat("session ", path, " was made by another model"));
-  if (contract != kContractId || shape != ShapeText(kv_shape))
+  if (header.contract != kContractId || header.shape != ShapeText(kv_shape))
     return absl::FailedPreconditionError(
-        StrCat("session ", path, " was made under ", contract, ", this is ", kContractId));
+        StrCat("session ", path, " was made under ", header.contract, ", this is ", kContractId));
+  VC_RETURN_IF_ERROR(CheckRope(header, *impl_->model, impl_->info.rope, path));
   int64_t num_tokens = 0;
   uint64_t draft_bytes = 0, score_bytes = 0;
-  if (!ParseInt(tokens_text, &num_tokens) || num_tokens < 0 ||
-      num_tokens > impl_->model->config.context_length || !ParseInt(draft_text, &draft_bytes) ||
-      !ParseInt(score_text, &score_bytes) || draft_bytes > in.left() || score_bytes > in.left())
+  if (!ParseInt(header.num_tokens, &num_tokens) || num_tokens < 0 ||
+      num_tokens > impl_->model->config.context_length ||
+      !ParseInt(header.draft_bytes, &draft_bytes) || !ParseInt(header.score_bytes, &score_bytes) ||
+      draft_bytes > in.left() || score_bytes > in.left())
     return damaged("counts");
   Session session = NewSession();
   Session::State& state = *session.state_;
@@ -214,8 +246,7 @@ absl::StatusOr<Session> Engine::LoadSession(const std::string& path) const {
     VC_RETURN_IF_ERROR(
         state.full.ResizeForLoad(std::min<int64_t>(num_tokens, (block + 1) * kBlockTokens)));
     if (!in.Read(state.full.mutable_block(block), block_bytes)) return damaged("K/V");
-    if (block % kStagingSlotBlocks == kStagingSlotBlocks - 1)
-      VC_RETURN_IF_ERROR(state.full.Spill());
+    if (block % kLoadBlocks == kLoadBlocks - 1) VC_RETURN_IF_ERROR(state.full.Spill());
   }
   VC_RETURN_IF_ERROR(state.full.Spill());
   if (!in.ReadText(draft_bytes, &draft) || !in.ReadText(score_bytes, &scores))
@@ -225,8 +256,8 @@ absl::StatusOr<Session> Engine::LoadSession(const std::string& path) const {
     return damaged("scores");
   if (draft_bytes == 0) return session;
   std::string_view rest = draft;
-  VC_ASSIGN_OR_RETURN(const DraftSpec spec, ParseDraftSpec(spec_text));
-  state.draft_spec = spec_text;
+  VC_ASSIGN_OR_RETURN(const DraftSpec spec, ParseDraftSpec(header.draft_spec));
+  state.draft_spec = header.draft_spec;
   state.draft.emplace(NewDraftKv(kv_shape, spec, impl_->model->kernels));
   VC_RETURN_IF_ERROR(state.draft->ReadFrom(&rest));
   if (!rest.empty() || state.draft->num_tokens() != num_tokens) return damaged("draft KV");

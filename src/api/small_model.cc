@@ -1,5 +1,6 @@
 // The small model that proposes tokens: loaded beside the engine's own, over the same tokenizer.
 #include "api/engine_impl.h"
+#include "api/rope_settings.h"
 #include "base/status_macros.h"
 #include "base/text.h"
 
@@ -18,7 +19,13 @@ absl::Status Engine::Impl::LoadSmallModel() {
     return absl::InvalidArgumentError(StrCat("the draft model ", path,
                                              " has another tokenizer than ", options.model_path,
                                              ": give a smaller model of the same family"));
-  VC_ASSIGN_OR_RETURN(small_model, Model::Load(std::move(file), model->kernels, pool.get()));
+  VC_ASSIGN_OR_RETURN(ModelConfig config, ReadModelConfig(*file));
+  RopeOptions rope = options.rope;
+  rope.orig_context = 0;  // its own
+  if (const absl::Status status = ApplyRope(rope, *file, &config).status(); !status.ok())
+    return absl::InvalidArgumentError(StrCat("the draft model ", path, ": ", status.message()));
+  VC_ASSIGN_OR_RETURN(small_model,
+                      Model::Load(std::move(file), config, model->kernels, pool.get()));
   small = std::make_unique<ModelProposer>(small_model.get(), tokenizer->vocab_size(), pool.get());
   return absl::OkStatus();
 }

@@ -1,0 +1,315 @@
+#include "api/serve_loop.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "api/completion_stats.h"
+#include "engine/scorers.h"
+#include "scheduler/step_plan.h"
+
+namespace vericache {
+namespace {
+
+LoopOptions OptionsOf(const EngineAccess::Impl& engine, const ServiceOptions& options) {
+  LoopOptions loop = engine.MakeServiceLoopOptions();
+  loop.max_running = options.max_running;
+  return loop;
+}
+
+constexpr double kPrefixStatsSeconds = 0.5;
+
+}  // namespace
+
+ServeLoop::ServeLoop(Engine* engine, const ServiceOptions& options,
+                     std::function<void(const ServiceStats&)> publish,
+                     std::function<bool(ServeId)> wants_cancel)
+    : engine_(engine),
+      impl_(EngineAccess::Of(engine)),
+      options_(options),
+      publish_(std::move(publish)),
+      wants_cancel_(std::move(wants_cancel)),
+      logprobs_(impl_->model->kernels, impl_->model->config.vocab_size,
+                impl_->tokenizer->vocab_size()),
+      loop_(impl_->MakeLoopParts(), OptionsOf(*impl_, options)) {}
+
+absl::StatusOr<ServeChoices> ServeLoop::MakeChoices(ServeId id, ServeRequest request,
+                                                    std::shared_ptr<ServeSink> sink) {
+  return MakeServeJob(impl_, loop_, &logprobs_, id, std::move(request), std::move(sink));
+}
+
+void ServeLoop::Take(ServeChoices choices) {
+  for (std::unique_ptr<ServeChoice>& choice : choices) {
+    const double arrival_s = choice->job->virtual_arrival_s;
+    const auto at = std::find_if(waiting_.begin(), waiting_.end(), [&](const auto& other) {
+      return other->job->virtual_arrival_s > arrival_s;
+    });
+    waiting_.insert(at, std::move(choice));
+  }
+  changed_ = true;
+}
+
+void ServeLoop::Cancel(ServeId id) {
+  for (const auto& choice : active_) {
+    if (choice->job->id != id) continue;
+    choice->job->cancelled = true;
+    loop_.Cancel(choice->loop_id);
+  }
+  ServeChoices ended;
+  for (std::unique_ptr<ServeChoice>& choice : waiting_)
+    if (choice->job->id == id) ended.push_back(std::move(choice));
+  std::erase(waiting_, nullptr);
+  for (std::unique_ptr<ServeChoice>& choice : ended) {
+    choice->job->cancelled = true;
+    EndUnstarted(std::move(choice), absl::CancelledError("cancelled"));
+  }
+}
+
+void ServeLoop::CancelAll() {
+  std::vector<ServeId> ids;
+  for (const ServeChoices* choices : {&waiting_, &active_})
+    for (const auto& choice : *choices) ids.push_back(choice->job->id);
+  for (const ServeId id : ids) Cancel(id);
+}
+
+// Where there is a prefix cache, who begins like one whose prompt is being computed waits for it if
+// that is sooner than both computing the same rows side by side.
+bool ServeLoop::AwaitsPrompt(const ServeChoice& choice) const {
+  const ServeJob& job = *choice.job;
+  if (impl_->prefixes == nullptr || !job.request.use_prefix_cache || choice.index > 0) return false;
+  for (const auto& other : active_) {
+    if (other->answering || !other->job->request.use_prefix_cache ||
+        other->job->request.prefix_salt != job.request.prefix_salt)
+      continue;
+    const std::vector<TokenId>& theirs = other->job->prompt;
+    const int64_t common =
+        std::mismatch(theirs.begin(), theirs.end(), job.prompt.begin(), job.prompt.end()).first -
+        theirs.begin();
+    const int64_t left = static_cast<int64_t>(theirs.size()) - other->prompt_done;
+    if (common >= kBlockTokens && left <= static_cast<int64_t>(job.prompt.size()) + common)
+      return true;
+  }
+  return false;
+}
+
+bool ServeLoop::MayStart(const ServeChoice& choice) const {
+  if (choice.index > 0 && !choice.job->prompt_over) return false;
+  return !AwaitsPrompt(choice);
+}
+
+void ServeLoop::StartReady() {
+  while (changed_) {
+    changed_ = false;
+    for (size_t i = 0;
+         i < waiting_.size() && active_.size() < static_cast<size_t>(options_.max_running);) {
+      if (!MayStart(*waiting_[i])) {
+        ++i;
+        continue;
+      }
+      std::unique_ptr<ServeChoice> choice = std::move(waiting_[i]);
+      waiting_.erase(waiting_.begin() + i);
+      Start(std::move(choice));
+    }
+  }
+}
+
+// What choice 0 has computed, or what the prefix cache has.
+void ServeLoop::BeginWithPrompt(ServeChoice* choice, Sequence* s) {
+  ServeJob& job = *choice->job;
+  if (choice->index == 0 || !job.full.has_value()) {
+    // A prompt whose logits are wanted has to be computed.
+    if (!s->on_prompt_row) impl_->UsePrefix(job.request, s, /*alone=*/false);
+    if (choice->index == 0) job.cached_tokens = s->full.num_tokens();
+  } else {
+    s->full = job.full->Fork();
+    if (job.draft.has_value()) s->draft.emplace(job.draft->Copy());
+    if (job.scores != nullptr && !HasScores(*s)) SetScores(s, job.scores);
+  }
+  choice->known_tokens = choice->prompt_done = s->full.num_tokens();
+  if (--job.choices_to_start > 0) return;
+  job.full.reset();
+  job.draft.reset();
+  job.scores.reset();
+}
+
+LoopHooks ServeLoop::MakeHooks(ServeChoice* choice) {
+  LoopHooks hooks;
+  // A chunk's end, or a part of the scores that a spec wants, which take more than one pass.
+  hooks.on_prefill = [this, choice](int64_t done, int64_t total) {
+    if (!choice->answering) {  // not computed again after a preemption
+      choice->prompt_done = done;
+      if (choice->index == 0) choice->stream->SendPrefill(done, total);
+    }
+    return !wants_cancel_(choice->job->id);
+  };
+  hooks.on_step = [this, choice](const Sequence& s) { return OnStep(choice, s); };
+  hooks.on_end = [this, choice](std::unique_ptr<Sequence> s, const RequestTimes& times) {
+    // Rows computed before a user gave up hold all the same: the next try goes on from them.
+    if (absl::IsCancelled(s->error)) s->finish = FinishReason::kNone;
+    OnEnd(choice, *s, times);
+  };
+  return hooks;
+}
+
+void ServeLoop::Start(std::unique_ptr<ServeChoice> choice) {
+  std::unique_ptr<Sequence> s = std::move(choice->sequence);
+  BeginWithPrompt(choice.get(), s.get());
+  const ServeJob& job = *choice->job;
+  const absl::StatusOr<RequestId> id = loop_.Add(std::move(s), job.sizes, MakeHooks(choice.get()),
+                                                 job.request.priority, options_.max_burst_s);
+  if (!id.ok()) {
+    EndUnstarted(std::move(choice), id.status());
+    return;
+  }
+  choice->loop_id = *id;
+  active_.push_back(std::move(choice));
+}
+
+void ServeLoop::Step() {
+  StartReady();
+  loop_.Step();
+  if (NowSeconds() - prefix_stats_s_ > kPrefixStatsSeconds || !has_work()) RefreshPrefixStats();
+  Publish();
+}
+
+bool ServeLoop::OnStep(ServeChoice* choice, const Sequence& s) {
+  if (!choice->answering && s.num_emitted() > 0) {
+    choice->answering = true;
+    impl_->KeepPrefix(choice->job->request, s, choice->known_tokens);
+    PromptIsOver(choice, s);
+  }
+  DescribeChoice(loop_.LastChoice(choice->loop_id), &choice->choice_stats);
+  Count(choice, s);
+  choice->stream->SendDelta();
+  return true;
+}
+
+void ServeLoop::PromptIsOver(ServeChoice* choice, const Sequence& s) {
+  changed_ = true;
+  ServeJob& job = *choice->job;
+  if (choice->index > 0 || job.prompt_over) return;
+  job.prompt_over = true;
+  if (job.choices_to_start > 0 && !job.cancelled && s.finish != FinishReason::kError)
+    LendPrompt(&job, s);
+}
+
+// The rows of the prompt for the other choices; they compute the last one, whose logits each
+// chooses its own first token by. A spec that asks the newest queries gets them computed again,
+// unless the draft KV of the prompt can be lent as well.
+void ServeLoop::LendPrompt(ServeJob* job, const Sequence& s) {
+  const bool has_draft =
+      impl_->tier == nullptr && s.draft.has_value() && s.draft->num_tokens() == s.num_prompt;
+  const int64_t again =
+      s.spec.uses_queries() && !has_draft ? std::max(1, QueryRowsWanted(s.spec)) : 1;
+  const int64_t lent = std::min(s.num_prompt - again, s.full.num_tokens());
+  if (lent <= 0) return;
+  FullKv full = s.full.Fork(lent);
+  if (impl_->tier != nullptr) {
+    // Nobody's budget has these blocks. Without room on the disk each choice computes its own.
+    full.set_hot_blocks(0);
+    if (!full.Spill().ok()) return;
+  }
+  job->full.emplace(std::move(full));
+  if (has_draft) job->draft.emplace(s.draft->Copy());
+  job->scores = s.scores;
+}
+
+void ServeLoop::Count(ServeChoice* choice, const Sequence& s) {
+  stats_.emitted_tokens += s.num_emitted() - choice->emitted_counted;
+  choice->emitted_counted = s.num_emitted();
+  for (; choice->rounds_counted < s.rounds.size(); ++choice->rounds_counted) {
+    stats_.drafted_tokens += s.rounds[choice->rounds_counted].drafted;
+    stats_.accepted_tokens += s.rounds[choice->rounds_counted].accepted;
+  }
+}
+
+std::unique_ptr<ServeChoice> ServeLoop::Release(ServeChoice* choice) {
+  const auto at = std::find_if(active_.begin(), active_.end(),
+                               [&](const auto& other) { return other.get() == choice; });
+  std::unique_ptr<ServeChoice> released = std::move(*at);
+  active_.erase(at);
+  return released;
+}
+
+void ServeLoop::OnEnd(ServeChoice* running, const Sequence& s, const RequestTimes& times) {
+  const std::unique_ptr<ServeChoice> choice = Release(running);
+  const ServeJob& job = *choice->job;
+  Count(choice.get(), s);
+  PromptIsOver(choice.get(), s);
+  impl_->KeepPrefix(job.request, s, choice->answering ? s.num_prompt : choice->known_tokens);
+  ServeEnd end;
+  if (s.finish == FinishReason::kError) {
+    end.status = s.error;
+  } else if (!s.done()) {
+    end.status = absl::CancelledError("cancelled");
+  }
+  if (end.status.ok()) {
+    choice->stream->Finish();
+  } else {
+    choice->stream->SendDelta();
+  }
+  end.completion = impl_->Finish(s, job.cached_tokens, times.prefill_s);
+  Completion& completion = end.completion;
+  completion.text = choice->stream->text();
+  end.stop_string = choice->stream->stop();
+  if (choice->stream->stopped() && end.status.ok())
+    completion.finish_reason = FinishName(FinishReason::kStop);
+  completion.stats.times = times;
+  CountRounds(s, &choice->choice_stats);
+  completion.stats.choice = choice->choice_stats;
+  const StreamTotals& totals = s.full.stream_totals();
+  KvMemoryStats& memory = completion.stats.memory;
+  memory.budget_bytes = impl_->options.kv_memory;
+  memory.spilled_bytes = s.full.num_cold_blocks() * s.full.block_bytes();
+  memory.streamed_bytes = totals.bytes;
+  memory.stream_s = static_cast<double>(totals.transfer_ns) * 1e-9;
+  memory.stream_wait_s = static_cast<double>(totals.wait_ns) * 1e-9;
+  if (choice->index == 0 && s.full.num_tokens() >= s.num_prompt)
+    stats_.prompt_tokens += s.num_prompt;
+  SendEnd(choice.get(), std::move(end));
+}
+
+void ServeLoop::EndUnstarted(std::unique_ptr<ServeChoice> choice, absl::Status status) {
+  changed_ = true;
+  if (choice->index == 0) choice->job->prompt_over = true;
+  ServeEnd end;
+  end.status = std::move(status);
+  end.completion.finish_reason = FinishName(FinishReason::kNone);
+  end.completion.prompt_token_ids = choice->job->prompt;
+  end.completion.usage.prompt_tokens = static_cast<int64_t>(choice->job->prompt.size());
+  SendEnd(choice.get(), std::move(end));
+}
+
+void ServeLoop::SendEnd(ServeChoice* choice, ServeEnd end) {
+  if (end.status.ok()) {
+    ++stats_.finished;
+  } else {
+    ++(absl::IsCancelled(end.status) ? stats_.cancelled : stats_.failed);
+  }
+  Publish();
+  choice->stream->SendEnd(std::move(end));
+}
+
+void ServeLoop::RefreshPrefixStats() {
+  if (impl_->prefixes == nullptr) return;
+  prefix_stats_s_ = NowSeconds();
+  stats_.prefix = engine_->prefix_stats();
+}
+
+void ServeLoop::Publish() {
+  // A store's folder is not listed each time.
+  if (impl_->options.prefix_store.empty()) RefreshPrefixStats();
+  const BatchReport& report = loop_.report();
+  stats_.running = static_cast<int64_t>(active_.size());
+  stats_.num_passes = report.num_passes;
+  stats_.preempted = report.num_preempted;
+  stats_.pass_s = report.pass_s;
+  stats_.stall_s = report.stall_s;
+  stats_.fetched_bytes = report.fetched_bytes;
+  const KvBytes bytes = loop_.kv_bytes();
+  stats_.kv_ram_bytes = bytes.ram;
+  stats_.kv_spilled_bytes = bytes.spilled;
+  publish_(stats_);
+}
+
+}  // namespace vericache
