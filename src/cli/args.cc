@@ -6,6 +6,7 @@
 #include <cctype>
 #include <cmath>
 #include <cstdlib>
+#include <fstream>
 #include <random>
 
 #include "base/text.h"
@@ -148,6 +149,31 @@ void Flags::Positional(const std::string& what, const std::string& help, std::st
   Finish(app_->add_option(what, *value, help), "");
 }
 
+std::function<absl::Status(const std::string&)> Flags::ConfigReader() {
+  return [app = app_](const std::string& path) -> absl::Status {
+    std::ifstream file(path);
+    if (!file) return absl::NotFoundError(fmt::format("cannot read the settings in {}", path));
+    try {
+      for (const CLI::ConfigItem& item : CLI::ConfigBase().from_config(file)) {
+        const auto bad = [&](std::string_view why) {
+          return absl::InvalidArgumentError(fmt::format("{}: '{}' {}", path, item.fullname(), why));
+        };
+        CLI::Option* option =
+            item.parents.empty() ? app->get_option_no_throw("--" + item.name) : nullptr;
+        if (option == nullptr || item.name == "config" || item.name == "help")
+          return bad("is no setting; they are named as the flags");
+        if (item.inputs.size() != 1) return bad("must have one value");
+        if (option->count() > 0) continue;  // the command line or the environment has spoken
+        option->add_result(item.inputs[0]);
+        option->run_callback();
+      }
+    } catch (const CLI::Error& error) {
+      return absl::InvalidArgumentError(fmt::format("{}: {}", path, error.what()));
+    }
+    return absl::OkStatus();
+  };
+}
+
 void Flags::Examples(const std::string& text) {
   app_->footer("Examples:\n" + text +
                "\n\nEach flag can also be set by VERICACHE_<LONG NAME> in the environment.");
@@ -158,6 +184,7 @@ void ModelFlags::Declare(Flags* flags) {
   flags->Name("-m,--model", "MODEL", "GGUF file, or the name of one in the models folder", &model);
   flags->Integer("--ctx", "N", "Context in tokens (default: the model's, or what memory allows)",
                  &ctx, 1, int64_t{1} << 40);
+  DeclareRope(flags);
   flags->Integer("--threads", "N", "Compute threads (default: physical cores at hand)", &threads, 1,
                  1024);
   flags->Switch("--progress", "Show progress even if stderr is no terminal", &progress);
@@ -171,6 +198,30 @@ void ModelFlags::Declare(Flags* flags) {
   flags->Text("--isa", "NAME", "Kernels: scalar, avx2, avx512", &isa);
   flags->Integer("--chunk", "N", "Rows of a prefill pass", &chunk, 1, 1 << 20);
   flags->Group("Options");
+}
+
+// What a wrong combination means only the model file can tell; see Engine::Load().
+void ModelFlags::DeclareRope(Flags* flags) {
+  flags->Custom("--rope-scaling", "TYPE",
+                "none, linear, yarn: reach beyond the trained context (default: the model file's)",
+                [this](const std::string& text) {
+                  rope.scaling = text;
+                  const bool known = text == "none" || text == "linear" || text == "yarn";
+                  return known ? absl::OkStatus()
+                               : absl::InvalidArgumentError(
+                                     fmt::format("'{}' is none of none, linear, yarn", text));
+                });
+  flags->Custom("--rope-scale", "X", "Make the context X times as long, such as 4",
+                [this](const std::string& text) {
+                  const bool good = ParseDouble(text, &rope.scale) && std::isfinite(rope.scale) &&
+                                    rope.scale >= 1;
+                  return good ? absl::OkStatus()
+                              : absl::InvalidArgumentError(
+                                    fmt::format("'{}' is not a number of at least 1", text));
+                });
+  flags->Integer("--rope-orig-context", "N",
+                 "Tokens that the model was trained for (default: what its file says)",
+                 &rope.orig_context, 1, 1 << 28);
 }
 
 void PrefixFlags::Declare(Flags* flags) {

@@ -44,6 +44,12 @@ class Flags {
   // An argument without a name; has no twin.
   void Positional(const std::string& what, const std::string& help, std::string* value);
 
+  // Reads settings from a file, `long-name = value` a line (INI or TOML as CLI11 reads them,
+  // without sections), into those flags that neither the command line nor the environment has
+  // given: to be called when those are parsed. ERRORS: kInvalidArgument naming file and setting,
+  // kNotFound.
+  std::function<absl::Status(const std::string& path)> ConfigReader();
+
   // Heading in --help for the flags that follow; "" hides them.
   void Group(const std::string& heading) { group_ = heading; }
   // Shown below the flags.
@@ -66,6 +72,7 @@ struct ModelFlags {
   std::string model;
   int threads = 0;
   int64_t ctx = 0;
+  RopeOptions rope;
   std::string isa;
   int64_t chunk = 512;
   bool progress = false;
@@ -74,6 +81,9 @@ struct ModelFlags {
   uint64_t kv_read_limit = 0;
 
   void Declare(Flags* flags);
+
+ private:
+  void DeclareRope(Flags* flags);
 };
 
 // The flags of prefixes that outlive the process (docs/prefix_cache.md).
@@ -81,6 +91,7 @@ struct PrefixFlags {
   std::string store;
   std::string mode = EngineOptions().prefix_store_mode;
   uint64_t store_bytes = 0;
+  uint64_t memory_bytes = 0;  // has no flag here: a command of one answer gains nothing by it
 
   void Declare(Flags* flags);
 };

@@ -42,6 +42,8 @@ absl::Status Audit(const AuditOptions& o) {
   if (flags.model.empty()) {
     VC_ASSIGN_OR_RETURN(flags.model, ModelOfReceipt(receipt));
   }
+  // Others that are given are told of, by Engine::Audit().
+  if (flags.rope == RopeOptions()) flags.rope = receipt.rope;
   VC_ASSIGN_OR_RETURN(const std::unique_ptr<Engine> engine, LoadEngine(flags));
   InstallInterruptHandler();
   return AuditAndReport(engine.get(), receipt,

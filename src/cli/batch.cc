@@ -37,7 +37,7 @@ struct Settings {
   int64_t max_tokens = Request().max_tokens;
   int64_t max_burst_ms = 0;
   int max_running = BatchOptions().max_running;
-  bool lock_step = false;
+  bool lock_step = false, ignore_eos = false;
 };
 
 absl::Status CheckSettings(const Settings& s) {
@@ -58,6 +58,8 @@ Request DefaultsOf(const Settings& s) {
   request.max_tokens = s.max_tokens;
   request.draft = s.decoding.draft;
   request.draft_len = s.decoding.draft_len;
+  request.propose = s.decoding.propose;
+  request.ignore_eos = s.ignore_eos;
   request.sampling = s.decoding.sampling;
   request.sampling.seed = s.decoding.seed.value_or(0);
   return request;
@@ -182,10 +184,11 @@ absl::Status WriteAnswers(const Settings& s, const std::vector<BatchJob>& jobs,
 absl::Status Run(const Settings& s) {
   VC_RETURN_IF_ERROR(CheckSettings(s));
   VC_ASSIGN_OR_RETURN(std::vector<BatchJob> jobs, ReadRequests(s));
-  VC_ASSIGN_OR_RETURN(const std::unique_ptr<Engine> engine, LoadEngine(s.model, s.prefix));
-  InstallInterruptHandler();
+  VC_ASSIGN_OR_RETURN(const std::unique_ptr<Engine> engine,
+                      LoadEngine(s.model, s.prefix, s.decoding.draft_model));
+  InstallStopHandler();
   VC_ASSIGN_OR_RETURN(const std::string digest, engine->ModelDigest());
-  SetDigests(digest, &jobs);
+  SetDigests(digest, engine->info().rope, &jobs);
   VC_ASSIGN_OR_RETURN(const std::unique_ptr<BatchOutput> output, BatchOutput::Open(s.output));
   {
     OldAnswers old;
@@ -239,6 +242,7 @@ CommandBody DeclareBatch(Flags* flags) {
               &s->output);
   flags->Integer("-n,--max-tokens", "N", "Tokens an answer at most (default 256)", &s->max_tokens,
                  0, int64_t{1} << 31);
+  flags->Switch("--ignore-eos", "Go on after an end token, up to -n tokens", &s->ignore_eos);
   flags->Integer("--max-running", "N", "Requests worked on at once (default 64)", &s->max_running,
                  1, kMaxRunningMax);
   flags->Integer("--max-burst-ms", "MS",

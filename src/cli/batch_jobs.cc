@@ -69,16 +69,18 @@ std::vector<BatchJob> ReadJobs(std::string_view text, const Request& defaults,
   return jobs;
 }
 
-void SetDigests(const std::string& model_sha256, std::vector<BatchJob>* jobs) {
+void SetDigests(const std::string& model_sha256, const RopeOptions& rope,
+                std::vector<BatchJob>* jobs) {
   for (BatchJob& job : *jobs) {
     if (!job.error.ok()) continue;
     const Request& r = job.request;
     // Threads, memory and the other requests do not change an answer; the draft changes its stats.
-    const std::string settings =
+    Json settings =
         Json::array({kDigestForm, model_sha256, r.prompt, r.messages_json, r.tools_json,
-                     r.max_tokens, SamplingText(r.sampling), r.draft, r.draft_len, r.ignore_eos})
-            .dump();
-    job.digest = HexOf(Sha256Of(settings.data(), settings.size()));
+                     r.max_tokens, SamplingText(r.sampling), r.draft, r.draft_len, r.ignore_eos});
+    if (!rope.scaling.empty()) settings.push_back({rope.scaling, rope.scale, rope.orig_context});
+    const std::string text = settings.dump();
+    job.digest = HexOf(Sha256Of(text.data(), text.size()));
   }
 }
 

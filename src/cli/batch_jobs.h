@@ -29,7 +29,8 @@ struct BatchJob {
 std::vector<BatchJob> ReadJobs(std::string_view text, const Request& defaults, std::string* unused);
 
 // Sets the digests of all jobs that have a request.
-void SetDigests(const std::string& model_sha256, std::vector<BatchJob>* jobs);
+void SetDigests(const std::string& model_sha256, const RopeOptions& rope,
+                std::vector<BatchJob>* jobs);
 
 // Answers without an error, by custom_id and digest.
 using OldAnswers = std::map<std::pair<std::string, std::string>, std::string>;

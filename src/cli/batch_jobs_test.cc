@@ -15,7 +15,7 @@ using testing::StartsWith;
 std::vector<BatchJob> JobsOf(std::string_view text, const Request& defaults = {},
                              const std::string& model = "m") {
   std::vector<BatchJob> jobs = ReadJobs(text, defaults, nullptr);
-  SetDigests(model, &jobs);
+  SetDigests(model, {}, &jobs);
   return jobs;
 }
 
@@ -64,7 +64,13 @@ TEST(SetDigests, EverySettingOfTheAnswerCounts) {
     ++num;
   }
   digests.insert(JobsOf(R"({"prompt": "a"})", {}, "other")[0].digest);
-  EXPECT_EQ(digests.size(), num + 1);
+  for (const RopeOptions& rope : {RopeOptions{"yarn", 4, 32768}, RopeOptions{"yarn", 2, 32768},
+                                  RopeOptions{"linear", 4, 1}}) {
+    std::vector<BatchJob> jobs = ReadJobs(R"({"prompt": "a"})", {}, nullptr);
+    SetDigests("m", rope, &jobs);
+    digests.insert(jobs[0].digest);
+  }
+  EXPECT_EQ(digests.size(), num + 4);
   EXPECT_EQ(JobsOf(R"({"prompt": "a", "priority": 5, "kind": "x", "id": "y"})")[0].digest,
             JobsOf(R"({"prompt": "a"})")[0].digest);
 }

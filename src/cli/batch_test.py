@@ -101,6 +101,31 @@ class Batch(CliTest):
                 for a, b in zip(answers, plain):
                     self.assertEqual({k: a[k] for k in ANSWER}, {k: b[k] for k in ANSWER})
 
+    def test_other_proposals_change_nothing(self):
+        requests = self.requests(*REQUESTS)
+        plain, _ = self.answers(requests)
+        for flags in (("--propose", "ngram", "--draft-len", 6),
+                      ("--propose", "model", "--draft-model", WIDE, "--draft-len", 6),
+                      ("--propose", "off", "--draft-len", 6)):
+            with self.subTest(flags=flags):
+                self.out.unlink()
+                answers, _ = self.answers(requests, *flags)
+                self.assertEqual([{k: a[k] for k in ANSWER} for a in answers],
+                                 [{k: a[k] for k in ANSWER} for a in plain])
+                modes = {m["mode"] for a in answers for m in a["stats"]["modes"]}
+                wanted = {"off": set(), "ngram": {"ngram", "ngram+draft-kv"},
+                          "model": {"draft-model", "draft-model+draft-kv"}}[flags[1]]
+                self.assertLessEqual(modes, wanted | {"plain", "draft-kv"})
+                self.assertTrue(modes & wanted or not wanted, modes)
+
+    def test_ignore_eos(self):
+        requests = self.requests({"prompt": TEXT, "max_tokens": 300, "temperature": 2, "seed": 1})
+        answers, _ = self.answers(requests, "--ignore-eos")
+        self.assertEqual(answers[0]["usage"]["completion_tokens"], 300)
+        alone = self.run_json("--raw", "-p", TEXT, "-n", 300, "--temp", 2, "--seed", 1,
+                              "--ignore-eos", model=WIDE)
+        self.assertEqual(alone["token_ids"], answers[0]["token_ids"])
+
     def test_flags_are_the_defaults_of_the_lines(self):
         requests = self.requests({"prompt": TEXT}, {"prompt": TEXT, "seed": 5, "max_tokens": 4})
         flags = ("-n", 12, "--temp", 0.8, "--seed", 9, "--draft", "int8")
@@ -162,14 +187,14 @@ class Batch(CliTest):
         return [{"custom_id": f"r{i}", "prompt": TEXT + str(i), "max_tokens": 200}
                 for i in range(24)]
 
-    def start_and_wait(self, requests, *flags):
-        """A running batch of which some answers are there, one at a time."""
+    def start_and_wait(self, requests, *flags, lines=3):
+        """A running batch of which `lines` answers are there, one at a time, in order."""
         process = subprocess.Popen(
             [str(a) for a in (self.binary, *self.command(requests, "--max-running", 1, *flags))],
             stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=self.environment(),
             cwd=self.folder)
         end = time.monotonic() + 100
-        while not (self.part.exists() and self.part.read_bytes().count(b"\n") >= 3):
+        while not (self.part.exists() and self.part.read_bytes().count(b"\n") >= lines):
             self.assertIsNone(process.poll(), "it ended too early")
             self.assertLess(time.monotonic(), end)
             time.sleep(0.002)
@@ -188,6 +213,15 @@ class Batch(CliTest):
         finished = self.part.read_text().splitlines()[:there]
         with open(self.part, "ab") as part:
             part.write(b'{"custom_id": "r23", "err')  # as a kill within a write leaves it
+        # Killed once more: the cut line has swallowed none of the answers behind it.
+        process = self.start_and_wait(requests, lines=there + 3)
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+        whole = self.part.read_bytes().split(b"\n")[:-1]
+        self.assertEqual(whole.pop(there), b'{"custom_id": "r23", "err')
+        there = len(whole)
+        self.assertEqual([json.loads(line)["custom_id"] for line in whole],
+                         [f"r{i}" for i in range(there)])
         answers, err = self.answers(requests)
         self.assertIn(f"24 requests: {24 - there} computed, {there} kept;", err)
         self.assertEqual([a["custom_id"] for a in answers], [r["custom_id"] for r in many])

@@ -96,6 +96,15 @@ absl::Status ParseSpecs(const std::string& text, std::vector<std::string>* specs
   return CheckListLength(specs->size());
 }
 
+// Lowest and highest value of each metric that has any.
+nlohmann::ordered_json SpreadJson(const Metrics& metrics) {
+  nlohmann::ordered_json spread = nlohmann::ordered_json::object();
+  for (const auto& [name, series] : metrics.all()) {
+    if (!series.values.empty()) spread[name] = {series.Low(), series.High()};
+  }
+  return spread;
+}
+
 absl::Status RunBench(const BenchOptions& o) {
   Metrics metrics;
   const double start = NowSeconds();
@@ -125,6 +134,7 @@ absl::Status RunBench(const BenchOptions& o) {
       json[name] = series.Median();
     }
   }
+  json["spread"] = SpreadJson(metrics);
   fmt::print("{}\n", json.dump());
   return absl::OkStatus();
 }
@@ -152,6 +162,18 @@ CommandBody DeclareBench(Flags* flags) {
   flags->Custom("--draft-specs", "LIST",
                 "Draft KVs to step on, or none (default sink:0.1+int4,sink:0.25+int4,int4)",
                 [raw](const std::string& text) { return ParseSpecs(text, &raw->draft_specs); });
+  flags->Custom("--replay", "FILES",
+                "Traces of `run --trace`: their rounds at every depth, beside plain decoding",
+                [raw](const std::string& text) {
+                  VC_ASSIGN_OR_RETURN(raw->traces, ReadTraces(text));
+                  return absl::OkStatus();
+                });
+  flags->Custom("--replay-draft", "SPEC",
+                fmt::format("Draft KV of the replayed rounds (default {})", o->replay_draft),
+                [raw](const std::string& text) {
+                  raw->replay_draft = text;
+                  return CanonicalDraftSpec(text).status();
+                });
   flags->Switch("--prefill-depths", "Measure the prefill at every depth", &o->prefill_depths);
   flags->Integer("--repeat", "N", "Rounds, each of which measures everything once (default 3)",
                  &o->repeat, 1, 1000);
@@ -161,12 +183,14 @@ CommandBody DeclareBench(Flags* flags) {
       "  vericache bench -m smollm2-135m\n"
       "  vericache bench -m model.gguf --threads 2 --depths 0,8192,32000 --json\n"
       "  vericache bench -m model.gguf --widths none --draft-specs int8,sink:0.5+int4\n"
+      "  vericache bench -m model.gguf --depths 16384 --replay trace.jsonl\n"
       "\n"
       "Depths are filled with random K/V, not with a text, so 32,000 tokens take seconds; the\n"
       "draft KV's choice of keys does not matter for the time of a step. A depth that does not\n"
       "fit into the context is left out (null in the JSON). Times vary with the neighbours of a\n"
       "shared machine: compare numbers of one run; cpu_wait_share is the share of the time that\n"
-      "other programs held the core. `vericache compare` measures real texts.");
+      "other programs held the core. `vericache compare` measures real texts.\n"
+      "A replay runs whole rounds on the random K/V; how many tokens hold is the trace's.");
   return [o] { return RunBench(*o); };
 }
 

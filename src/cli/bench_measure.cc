@@ -20,6 +20,7 @@ constexpr int kReadTries = 3;
 int64_t MostWork(const BenchOptions& o) {
   int64_t work = o.decode;
   for (int width : o.widths) work = std::max<int64_t>(work, width);
+  for (const ReplayTrace& trace : o.traces) work = std::max(work, trace.most_work());
   return o.prefill_depths ? std::max(work, o.prefill) : work;
 }
 
@@ -36,7 +37,9 @@ class Measurer {
       if (DepthFits(o_, depth, info_.context_length)) depths_.push_back(depth);
     int64_t a_round = 2 + static_cast<int64_t>(depths_.size() * (1 + o_.widths.size()));
     for (int64_t depth : depths_) {
-      if (depth > 0) a_round += static_cast<int64_t>(o_.draft_specs.size()) + o_.prefill_depths;
+      if (depth == 0) continue;
+      a_round += static_cast<int64_t>(o_.draft_specs.size()) + o_.prefill_depths;
+      if (!o_.traces.empty()) a_round += 1 + static_cast<int64_t>(o_.traces.size());
     }
     total_ = a_round * o_.repeat;
   }
@@ -57,6 +60,7 @@ class Measurer {
       for (const std::string& spec : o_.draft_specs)
         VC_RETURN_IF_ERROR(Draft(depth, spec, first_step_ms));
       if (o_.prefill_depths) VC_RETURN_IF_ERROR(Prefill(depth, DepthName("prefill_tps", depth)));
+      if (!o_.traces.empty()) VC_RETURN_IF_ERROR(Replay(depth));
     }
     return absl::OkStatus();
   }
@@ -98,6 +102,27 @@ class Measurer {
     return absl::OkStatus();
   }
 
+  // Plain decoding of as many tokens as the longest trace emits, then every trace.
+  absl::Status Replay(int64_t depth) {
+    int64_t most = 0;
+    for (const ReplayTrace& trace : o_.traces) most = std::max(most, trace.num_tokens());
+    VC_ASSIGN_OR_RETURN(const WorkSample plain, benchmark_->Decode(depth, most));
+    VC_RETURN_IF_ERROR(SameOutputs(DepthName("replay_plain", depth), plain));
+    const double plain_tps = static_cast<double>(most) / plain.seconds;
+    metrics_->Add(DepthName("replay_plain_tps", depth), plain_tps);
+    for (const ReplayTrace& trace : o_.traces) {
+      VC_ASSIGN_OR_RETURN(const RoundsSample rounds,
+                          benchmark_->Rounds(depth, o_.replay_draft, trace.rounds));
+      VC_RETURN_IF_ERROR(SameOutputs(DraftName("replay", depth, trace.name), rounds.work));
+      const double tps = static_cast<double>(rounds.num_tokens) / rounds.work.seconds;
+      metrics_->Add(DraftName("replay_tps", depth, trace.name), tps);
+      metrics_->Add(DraftName("replay_speedup", depth, trace.name), tps / plain_tps);
+      metrics_->Add(DraftName("replay_draft_s", depth, trace.name), rounds.draft_s);
+      metrics_->Add(DraftName("replay_verify_s", depth, trace.name), rounds.verify_s);
+    }
+    return absl::OkStatus();
+  }
+
   // A repeat that computed something else is not a repeat.
   absl::Status SameOutputs(const std::string& what, const WorkSample& work) {
     Progress();
@@ -134,6 +159,10 @@ void DeclareAll(const BenchOptions& o, Metrics* metrics) {
     for (const std::string& spec : o.draft_specs)
       for (const char* what : {"draft_step_ms", "draft_step_ratio", "draft_kept_fraction"})
         metrics->Declare(DraftName(what, depth, spec));
+    if (!o.traces.empty()) metrics->Declare(DepthName("replay_plain_tps", depth));
+    for (const ReplayTrace& trace : o.traces)
+      for (const char* what : {"replay_tps", "replay_speedup", "replay_draft_s", "replay_verify_s"})
+        metrics->Declare(DraftName(what, depth, trace.name));
   }
 }
 

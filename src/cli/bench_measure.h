@@ -11,6 +11,7 @@
 #include "absl/status/status.h"
 #include "cli/args.h"
 #include "cli/bench_metrics.h"
+#include "cli/bench_replay.h"
 #include "vericache/engine.h"
 
 namespace vericache::cli {
@@ -22,6 +23,8 @@ struct BenchOptions {
   std::vector<int64_t> depths = {0, 8192};
   std::vector<int> widths = {1, 4, 8, 16, 32};
   std::vector<std::string> draft_specs = {"sink:0.1+int4", "sink:0.25+int4", "int4"};
+  std::vector<ReplayTrace> traces;  // gone through at every depth above 0
+  std::string replay_draft = Request().draft;
   bool prefill_depths = false;  // measure the prefill at every depth
   bool json = false;
 };

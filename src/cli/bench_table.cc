@@ -63,6 +63,20 @@ void AddDraft(const BenchOptions& o, const Metrics& m, std::string* out) {
   }
 }
 
+void AddReplay(const BenchOptions& o, const Metrics& m, std::string* out) {
+  if (o.traces.empty() || o.depths.back() == 0) return;
+  *out += fmt::format("\n{:>7}  {:<18}  {:<22}  {:<22}  {}\n", "depth", "trace", "plain tok/s",
+                      "replayed tok/s", "speedup");
+  for (int64_t depth : o.depths) {
+    if (depth == 0) continue;
+    for (const ReplayTrace& trace : o.traces)
+      *out += fmt::format("{:>7}  {:<18}  {:<22}  {:<22}  {}\n", depth, trace.name,
+                          Cell(m, DepthName("replay_plain_tps", depth), 1),
+                          Cell(m, DraftName("replay_tps", depth, trace.name), 1),
+                          Cell(m, DraftName("replay_speedup", depth, trace.name), 2));
+  }
+}
+
 }  // namespace
 
 std::string BenchTable(const BenchOptions& o, const ModelInfo& info, const Metrics& m) {
@@ -78,6 +92,7 @@ std::string BenchTable(const BenchOptions& o, const ModelInfo& info, const Metri
   AddDecode(o, info, m, &out);
   AddVerify(o, m, &out);
   AddDraft(o, m, &out);
+  AddReplay(o, m, &out);
   return out;
 }
 

@@ -19,6 +19,7 @@ using CommandBody = std::function<absl::Status()>;
 CommandBody DeclareRun(Flags* flags);
 CommandBody DeclareBatch(Flags* flags);
 CommandBody DeclareChat(Flags* flags);
+CommandBody DeclareServe(Flags* flags);
 CommandBody DeclareAudit(Flags* flags);
 CommandBody DeclareCompare(Flags* flags);
 CommandBody DeclareCompressors(Flags* flags);

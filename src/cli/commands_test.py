@@ -386,6 +386,26 @@ class Measures(CliTest):
         self.assertNotIn("verification", out)
         self.assertNotIn("int4", out)
 
+    def test_bench_replays_traces(self):
+        for name, accepted in (("one", (8, 3)), ("two", (0,))):
+            lines = [json.dumps({"drafted": 8, "accepted": n, "mode": "x"}) for n in accepted]
+            (self.folder / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
+        replay = [*self.BENCH, "--widths", "none", "--draft-specs", "none", "--depths", 100]
+        files = f"{self.folder}/one.jsonl,{self.folder}/two.jsonl"
+        report = json.loads(self.ok(*replay, "--replay", files, "--json").out)
+        for name in ("plain_tps_100", "tps_100_one", "speedup_100_one", "draft_s_100_two",
+                     "verify_s_100_two"):
+            low, high = report["spread"][f"replay_{name}"]
+            self.assertTrue(0 < low <= report[f"replay_{name}"] <= high, name)
+        out = self.ok(*replay, "--replay", files, "--replay-draft", "int8").out
+        self.assertRegex(out, r"(?s)replayed tok/s.*100  one .*100  two ")
+        bad = self.folder / "bad.jsonl"
+        bad.write_text('{"drafted": 4, "accepted": 5}')
+        self.fails(2, *replay, "--replay", bad, says=["--replay", "line 1"])
+        self.fails(2, *replay, "--replay", files + "," + files, says="rename")
+        self.fails(2, *replay, "--replay", self.folder / "none.jsonl", says="none.jsonl")
+        self.fails(1, *replay, "--replay", files, "--replay-draft", "off", says="draft spec")
+
     def test_bench_refuses(self):
         for flag, value in (("--depths", "0,x"), ("--depths", ""), ("--depths", "-1"),
                             ("--widths", "0"), ("--widths", "258"), ("--repeat", "0"),

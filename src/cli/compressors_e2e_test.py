@@ -66,8 +66,12 @@ class Compressors(CliTest):
                     self.assertGreater(spec["kept_fraction"], 0)
                     self.assertLessEqual(spec["read_fraction"], spec["kept_fraction"] + 1e-9)
                     for prompt in spec["prompts"]:
-                        # The replay told the rounds that real decoding then had.
-                        self.assertEqual(prompt["runs"], prompt["verified_runs"])
+                        # The replay told the rounds that real decoding then had; `verify` chooses
+                        # in a round's own pass, which a replay has not, so there only their sum.
+                        if spec["spec"].startswith("verify") and "vegas" not in spec["spec"]:
+                            self.assertEqual(sum(prompt["runs"]), sum(prompt["verified_runs"]))
+                        else:
+                            self.assertEqual(prompt["runs"], prompt["verified_runs"])
                         self.assertEqual(sum(prompt["runs"]), prompt["answer_tokens"] - 1)
                         self.assertLessEqual(max(prompt["runs"] or [0]), 9)
             lines = [json.loads(line) for line in answers.read_text().splitlines()]

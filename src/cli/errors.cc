@@ -1,10 +1,12 @@
 #include "cli/errors.h"
 
 #include <fmt/format.h>
+#include <signal.h>
 
 #include <cstdio>
 
 #include "absl/strings/cord.h"
+#include "cli/interrupt.h"
 #include "cli/terminal.h"
 
 namespace vericache::cli {
@@ -31,7 +33,8 @@ std::string OneLine(std::string_view text) {
 ExitStatus ReportError(const absl::Status& status) {
   if (status.ok()) return kExitOk;
   fmt::print(stderr, "vericache: {}\n", OneLine(std::string(status.message())));
-  if (status.code() == absl::StatusCode::kCancelled) return kExitInterrupted;
+  if (status.code() == absl::StatusCode::kCancelled)
+    return StopSignal() == SIGTERM ? kExitTerminated : kExitInterrupted;
   return status.GetPayload(kUsagePayload).has_value() ? kExitUsage : kExitFailure;
 }
 

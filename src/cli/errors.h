@@ -13,6 +13,7 @@ enum ExitStatus {
   kExitFailure = 1,
   kExitUsage = 2,
   kExitInterrupted = 130,  // 128 + SIGINT, as shells report it
+  kExitTerminated = 143,   // 128 + SIGTERM
 };
 
 // An error the user made on the command line: exit status 2.

@@ -117,6 +117,27 @@ absl::StatusOr<SamplingOptions> GetSampling(const Json& receipt) {
   return s;
 }
 
+// Absent: the settings of the model file itself.
+absl::StatusOr<RopeOptions> GetRope(const Json& receipt) {
+  RopeOptions rope;
+  const auto it = receipt.find("rope");
+  if (it == receipt.end()) return rope;
+  if (!it->is_object()) return BadField("rope", "an object");
+  VC_ASSIGN_OR_RETURN(rope.scaling, GetText(*it, "scaling"));
+  if (rope.scaling != "none" && rope.scaling != "linear" && rope.scaling != "yarn")
+    return BadField("scaling", "none, linear or yarn");
+  const auto scale = it->find("scale");
+  if (scale == it->end() || !scale->is_number()) return BadField("scale", "a number");
+  rope.scale = scale->get<double>();
+  VC_ASSIGN_OR_RETURN(const uint64_t context, GetUnsigned(*it, "orig_context", 1 << 28));
+  rope.orig_context = static_cast<int64_t>(context);
+  return rope;
+}
+
+Json RopeJson(const RopeOptions& rope) {
+  return {{"scaling", rope.scaling}, {"scale", rope.scale}, {"orig_context", rope.orig_context}};
+}
+
 Json SamplingJson(const SamplingOptions& s) {
   Json json = {{"temperature", ShortestDouble(s.temperature)},
                {"top_k", s.top_k},
@@ -244,7 +265,7 @@ std::string TraceLines(const CompletionStats& stats) {
 }
 
 std::string ReceiptJson(const Receipt& r) {
-  const Json json = {
+  Json json = {
       {"contract", r.contract},
       {"model", {{"name", r.model_name}, {"path", r.model_path}, {"sha256", r.model_sha256}}},
       {"prompt_token_ids", r.prompt_token_ids},
@@ -253,6 +274,7 @@ std::string ReceiptJson(const Receipt& r) {
       {"sampling", SamplingJson(r.sampling)},
       {"logits_hash", r.logits_hash},
   };
+  if (!r.rope.scaling.empty()) json["rope"] = RopeJson(r.rope);
   return Dump(json, -1) + "\n";
 }
 
@@ -278,6 +300,7 @@ absl::StatusOr<Receipt> ParseReceipt(std::string_view text) {
   VC_ASSIGN_OR_RETURN(r.token_ids, GetIds(json, "token_ids"));
   VC_ASSIGN_OR_RETURN(r.sampling, GetSampling(json));
   VC_ASSIGN_OR_RETURN(r.logits_hash, GetHash(json, "logits_hash"));
+  VC_ASSIGN_OR_RETURN(r.rope, GetRope(json));
   return r;
 }
 

@@ -45,6 +45,27 @@ TEST(Receipt, ComesBackBitForBit) {
   EXPECT_NE(ReceiptJson(r).find("\"temperature\":0.7,"), std::string::npos);
 }
 
+TEST(Receipt, HoldsRopeSettingsOtherThanTheFilesOwn) {
+  Receipt r = MakeReceipt();
+  EXPECT_EQ(ReceiptJson(r).find("rope"), std::string::npos);
+  EXPECT_EQ(ParseReceipt(ReceiptJson(r))->rope, RopeOptions());
+  r.rope = {"yarn", 2.7, 32768};
+  const std::string text = ReceiptJson(r);
+  const absl::StatusOr<Receipt> back = ParseReceipt(text);
+  ASSERT_TRUE(back.ok()) << back.status();
+  EXPECT_EQ(back->rope, r.rope);
+  const std::string whole = R"("rope":{"scaling":"yarn","scale":2.7,"orig_context":32768})";
+  const size_t at = text.find(whole);
+  ASSERT_NE(at, std::string::npos) << text;
+  for (const char* bad : {R"("rope":3)", R"("rope":{"scaling":"yarn","scale":2.7})",
+                          R"("rope":{"scaling":"x","scale":2.7,"orig_context":1})",
+                          R"("rope":{"scaling":"yarn","scale":"2","orig_context":1})",
+                          R"("rope":{"scaling":"yarn","scale":2,"orig_context":-1})"}) {
+    std::string changed = text;
+    EXPECT_FALSE(ParseReceipt(changed.replace(at, whole.size(), bad)).ok()) << bad;
+  }
+}
+
 TEST(Receipt, CutAnywhereIsRefused) {
   const std::string text = ReceiptJson(MakeReceipt());
   for (size_t size = 0; size + 2 < text.size(); ++size)

@@ -27,6 +27,7 @@ constexpr Entry kCommands[] = {
     {"run", "Answer one prompt", DeclareRun},
     {"batch", "Answer many prompts in shared passes", DeclareBatch},
     {"chat", "Talk to a model", DeclareChat},
+    {"serve", "OpenAI-compatible HTTP server", DeclareServe},
     {"audit", "Compute a receipt's answer again", DeclareAudit},
     {"compare", "Full KV, unverified draft KV and VeriCache on the same prompts", DeclareCompare},
     {"compressors", "How well draft KVs do on your prompts", DeclareCompressors},

@@ -45,6 +45,7 @@ absl::StatusOr<std::unique_ptr<Engine>> LoadEngine(const ModelFlags& flags,
   }
   options.num_threads = flags.threads;
   options.context_length = flags.ctx;
+  options.rope = flags.rope;
   options.isa = flags.isa;
   options.prefill_chunk = flags.chunk;
   options.kv_memory = flags.kv_memory;
@@ -53,6 +54,7 @@ absl::StatusOr<std::unique_ptr<Engine>> LoadEngine(const ModelFlags& flags,
   options.prefix_store = prefix.store;
   options.prefix_store_mode = prefix.mode;
   options.prefix_store_bytes = prefix.store_bytes;
+  options.prefix_memory_bytes = prefix.memory_bytes;
   ProgressBar bar("load", ProgressUnit::kBytes, WishOf(flags));
   options.on_load = [&bar](uint64_t done, uint64_t total) {
     bar.Update(static_cast<int64_t>(done), static_cast<int64_t>(total));
@@ -66,9 +68,13 @@ absl::StatusOr<std::unique_ptr<Engine>> LoadEngine(const ModelFlags& flags,
   const std::string limit = info.context_length < info.model_context && flags.ctx == 0
                                 ? fmt::format(" of {} (what memory allows)", info.model_context)
                                 : "";
-  fmt::print(stderr, "model    {} ({}), context {}{}, {} thread{}, {}\n",
+  const std::string rope = info.rope.scaling.empty() ? ""
+                           : info.rope.scale == 0
+                               ? fmt::format(", rope {}", info.rope.scaling)
+                               : fmt::format(", rope {} x {}", info.rope.scaling, info.rope.scale);
+  fmt::print(stderr, "model    {} ({}), context {}{}{}, {} thread{}, {}\n",
              OneLine(info.name.empty() ? options.model_path : info.name), info.architecture,
-             info.context_length, limit, info.num_threads, info.num_threads == 1 ? "" : "s",
+             info.context_length, limit, rope, info.num_threads, info.num_threads == 1 ? "" : "s",
              info.isa);
   if (!prefix.store.empty()) {
     const PrefixCacheStats stats = engine->prefix_stats();

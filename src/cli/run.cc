@@ -30,7 +30,7 @@ struct RunOptions {
   std::string receipt, trace, session;
   int64_t max_tokens = Request().max_tokens;
   bool prompt_given = false;
-  bool raw = false, json = false, audit = false, show_rounds = false;
+  bool raw = false, json = false, audit = false, show_rounds = false, ignore_eos = false;
 };
 
 // Everything that can be known to be wrong before a model is loaded.
@@ -108,13 +108,14 @@ absl::Status Run(const RunOptions& o) {
   VC_ASSIGN_OR_RETURN(std::string text, ReadPrompt(o));
   VC_ASSIGN_OR_RETURN(const std::unique_ptr<Engine> engine,
                       LoadEngine(o.model, o.prefix, o.decoding.draft_model));
-  InstallInterruptHandler();
+  InstallStopHandler();
   Request request;
   VC_RETURN_IF_ERROR(SetPrompt(o, engine->info(), std::move(text), &request));
   request.max_tokens = o.max_tokens;
   request.draft = o.decoding.draft;
   request.draft_len = o.decoding.draft_len;
   request.propose = o.decoding.propose;
+  request.ignore_eos = o.ignore_eos;
   request.sampling = o.decoding.SettleSampling();
   VC_ASSIGN_OR_RETURN(Session session, OpenSession(engine.get(), o.session));
 
@@ -155,6 +156,7 @@ CommandBody DeclareRun(Flags* flags) {
   flags->Switch("--raw", "Take the prompt as it is, without the model's chat template", &o->raw);
   flags->Integer("-n,--max-tokens", "N", "Tokens to generate at most (default 256)", &o->max_tokens,
                  0, kMaxTokensMax);
+  flags->Switch("--ignore-eos", "Go on after an end token, up to -n tokens", &o->ignore_eos);
   o->model.Declare(flags);
   o->prefix.Declare(flags);
   o->decoding.DeclareDraft(flags);

@@ -73,6 +73,12 @@ class RunJson(CliTest):
                     if not mode and (length or "off" in flags) and "ngram,model" not in flags:
                         self.assertLessEqual(used, {"plain", "draft-kv"})
 
+    def test_a_prompt_alone_tells_what_it_took(self):
+        got = self.run_json("-p", TEXT, "-n", 0)
+        self.assertEqual(got["usage"]["completion_tokens"], 0)
+        self.assertGreater(got["stats"]["prefill_s"], 0)
+        self.assertEqual(got["stats"]["prefill_s"], got["stats"]["times"]["prefill_s"])
+
     def test_sampling_is_a_function_of_the_seed(self):
         def ids(seed, *flags):
             return self.run_json("-p", TEXT, "-n", 32, "--temp", 1, "--seed", seed,
