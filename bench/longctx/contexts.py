@@ -11,12 +11,15 @@ import bench_path  # noqa: F401  (finds the modules of bench)
 import workloads
 
 
-def candidates(kind, context):
-    """Requests in the order of use: each document once before any comes a second time."""
+def candidates(kind, context, num_documents=0):
+    """Requests in the order of use: each document once before any comes a second time.
+
+    num_documents: the first so many documents only; 0: all.
+    """
     by_document = {}
     for request in workloads.requests(kind, context):
         by_document.setdefault(request["document"], []).append(request)
-    rows = list(by_document.values())
+    rows = list(by_document.values())[: num_documents or None]
     ordered = [row[i] for i in range(max(map(len, rows))) for row in rows if i < len(row)]
     return [(r["custom_id"], "\n\n".join(m["content"] for m in r["messages"])) for r in ordered]
 

@@ -70,6 +70,7 @@ def parse_args():
         help="budgets: 8 is an eighth of the full KV of all requests of a round")
     add("--tokens", type=int, default=48, help="of each answer")
     add("--repeats", type=int, default=2)
+    add("--documents", type=int, default=0, help="use at most so many; 0: all there are")
     add("--kind", choices=workloads(), default="code")
     add("--draft", default="verify:0.25+int4")
     add("--draft-lens", type=words, default=["auto", "32"], help="auto or a number")
@@ -222,7 +223,7 @@ def setups(args, model, model_sha256, context):
     prepared = contexts.prepare(
         work / f"{args.kind}-{context}-{args.tokens}.jsonl",
         max(args.requests),
-        contexts.candidates(args.kind, context),
+        contexts.candidates(args.kind, context, args.documents),
         lambda text: ours.answer(text, args.tokens),
         args.tokens,
         lambda text: print(f"  {context}: {text}", flush=True),

@@ -92,8 +92,13 @@ std::vector<float> Attend(Prepared* prepared, DraftKv* draft, int layer,
   Attention attention(prepared->config(), prepared->harness.model().kernels,
                       &prepared->harness.pool());
   std::vector<float> out(q.size());
-  const AttentionJob job{draft->Layer(layer), q.data(), out.data(), 1,
-                         prepared->sequence->full.num_tokens() - 1};
+  const AttentionJob job{draft->Layer(layer),
+                         q.data(),
+                         out.data(),
+                         1,
+                         prepared->sequence->full.num_tokens() - 1,
+                         0,
+                         prepared->config().num_kv_heads};
   attention.Run({&job, 1});
   return out;
 }

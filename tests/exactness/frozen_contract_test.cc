@@ -56,6 +56,21 @@ TEST_P(FrozenContract, LogitsHash) {
   EXPECT_EQ(plain.hash, frozen.logits_hash);
 }
 
+// YaRN came after the freeze and is frozen from its first day on.
+TEST(FrozenContractYarn, LogitsHash) {
+  for (const char* isa : {"", "scalar"}) {
+    auto file = GgufFile::Open("tests/golden/model/qwen2_yarn.gguf");
+    ASSERT_TRUE(file.ok()) << file.status();
+    Harness harness(std::move(*file), isa, 2);
+    RunTask task;
+    task.prompt = RandomPrompt(1100, 288, 7);
+    task.max_tokens = 24;
+    EXPECT_EQ(harness.Run(task, {}).hash,
+              "ccfbdc5929963b316908e4dbc51dfaf3c508cebd01bda21c3c7f4a88b048a544")
+        << isa;
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(All, FrozenContract, testing::ValuesIn(kFrozen), [](const auto& info) {
   return std::string(InfoOf(info.param.type).name);
 });

@@ -54,7 +54,7 @@ void Heckle(Heckling kind, const std::vector<TokenId>& answer, TokenId eos, uint
 struct Totals {
   std::map<std::string, RoundStats> of_mode;
   std::map<std::string, int64_t> rounds;
-  int64_t stops = 0, cells = 0, preempted = 0, bytes_read = 0;
+  int64_t stops = 0, cells = 0, preempted = 0, bytes_read = 0, waits = 0;
 };
 
 // Drafted, accepted and emitted of each round add up to the answer.
@@ -89,7 +89,7 @@ class Proposals : public ::testing::Test {
 
   RunTask Task() {
     RunTask task;
-    task.prompt = RandomPrompt(1 + Pick(Pick(4) == 0 ? 500 : 60), kVocab, NextRandom(&state_));
+    task.prompt = RandomPrompt(1 + Pick(Pick(4) < longer_ ? 500 : 60), kVocab, NextRandom(&state_));
     task.max_tokens = 1 + Pick(60);
     if (Pick(2) == 0) {
       task.sampling.temperature = 0.3f + 0.2f * static_cast<float>(Pick(4));
@@ -103,14 +103,18 @@ class Proposals : public ::testing::Test {
     return task;
   }
 
-  // One loop of `tasks`; all must be as alone and plain.
-  void RunCell(uint32_t modes, int64_t num_requests, bool spilled, Totals* totals) {
+  // One loop of `tasks`; all must be as alone and plain. staging_layers: of the longest; 0: all K/V
+  // stay in RAM. promised_layers: what the scheduler believes there are.
+  void RunCell(uint32_t modes, int64_t num_requests, int64_t staging_layers,
+               int64_t promised_layers, Totals* totals) {
+    const bool spilled = staging_layers > 0;
     std::vector<RunTask> tasks;
     std::vector<RunResult> want;
     std::vector<std::unique_ptr<Sequence>> ended(num_requests);
     LoopOptions options;
     options.max_pass_rows = 64 + Pick(200);
-    options.stagger = Pick(4) == 0 ? StaggerPolicy::kLockStep : StaggerPolicy::kStaggered;
+    const bool lock_step = Pick(4) == 0 || promised_layers > staging_layers;
+    options.stagger = lock_step ? StaggerPolicy::kLockStep : StaggerPolicy::kStaggered;
     LoopParts parts{&harness_.model(), &harness_.forward(), &harness_.pool()};
     ModelProposer* small = Pick(2) == 0 ? &*stranger_ : &*twin_;
     parts.small = small;
@@ -118,9 +122,9 @@ class Proposals : public ::testing::Test {
         static_cast<int64_t>(harness_.model().config.kv_shape().bytes_per_token());
     std::shared_ptr<KvTier> tier;
     if (spilled) {
-      tier = harness_.MakeTier(1024, static_cast<double>(2 * num_requests));
+      tier = harness_.MakeTier(1024, static_cast<double>(staging_layers));
       parts.tier = tier.get();
-      options.staging_bytes = tier->staging().num_slots() * tier->staging().slot_bytes();
+      options.staging_bytes = tier->staging().num_bytes() / staging_layers * promised_layers;
       options.kv_memory = options.staging_bytes + (2000 + 300 * Pick(10)) * token_bytes;
     }
     RequestLoop loop(parts, options);
@@ -166,6 +170,7 @@ class Proposals : public ::testing::Test {
     }
     ++totals->cells;
     totals->preempted += loop.report().num_preempted;
+    totals->waits += loop.report().num_staging_waits;
     ended.clear();
     if (!spilled) return;
     ASSERT_EQ(tier->pool().num_used(), 0) << "a block leaked";
@@ -176,6 +181,7 @@ class Proposals : public ::testing::Test {
   std::unique_ptr<Model> small_model_;
   std::optional<ModelProposer> stranger_, twin_;
   uint64_t state_ = 11;
+  int64_t longer_ = 1;  // of four prompts
 };
 
 TEST_F(Proposals, NoMismatchInAnyMode) {
@@ -188,8 +194,10 @@ TEST_F(Proposals, NoMismatchInAnyMode) {
   Totals totals;
   for (int cell = 0; cell < 120; ++cell) {
     SCOPED_TRACE("cell " + std::to_string(cell));
-    ASSERT_NO_FATAL_FAILURE(RunCell(kPlain | kMasks[cell % std::size(kMasks)],
-                                    cell % 3 == 0 ? 2 + Pick(4) : 1, cell % 4 == 1, &totals));
+    const int64_t num_requests = cell % 3 == 0 ? 2 + Pick(4) : 1;
+    const int64_t layers = cell % 4 == 1 ? 2 * num_requests : 0;
+    ASSERT_NO_FATAL_FAILURE(
+        RunCell(kPlain | kMasks[cell % std::size(kMasks)], num_requests, layers, layers, &totals));
   }
   // The matrix must have met what it is about.
   for (const char* mode : {"ngram", "draft-model", "ngram+draft-kv", "draft-model+draft-kv"}) {
@@ -203,6 +211,20 @@ TEST_F(Proposals, NoMismatchInAnyMode) {
               static_cast<long long>(totals.preempted), static_cast<long long>(totals.bytes_read));
   EXPECT_GT(totals.stops, 10);
   EXPECT_GT(totals.bytes_read, 0);
+}
+
+// The scheduler believes in staging for six, and there is some for one: passes leave out who finds
+// none, and nobody fails.
+TEST_F(Proposals, WhoFindsNoStagingIsPlannedAgain) {
+  Totals totals;
+  longer_ = 4;
+  for (int cell = 0; cell < 24; ++cell) {
+    SCOPED_TRACE("cell " + std::to_string(cell));
+    ASSERT_NO_FATAL_FAILURE(
+        RunCell(kPlain | kNgramModes | kModelModes | kDraftKvModes, 2 + Pick(5), 1, 6, &totals));
+  }
+  EXPECT_GT(totals.bytes_read, 0);
+  EXPECT_GT(totals.waits, 0);
 }
 
 // A twin of the model proposes what the model will say, and all of it is accepted: its K/V follow

@@ -1,8 +1,12 @@
 // A replay tells the rounds that real drafting and verification have, one by one, for every kind of
-// draft KV; and recording an answer gives the K/V that decoding it gave.
+// draft KV but `verify`, of which it tells about as many; and recording an answer gives the K/V
+// that decoding it gave.
 #include "engine/replay.h"
 
+#include <iterator>
+#include <numeric>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "engine/scorers.h"
@@ -51,6 +55,10 @@ ReplayedRounds Replay(Harness* harness, const RunTask& task, const RunKnobs& kno
   return *rounds;
 }
 
+bool ChoosesInThePass(std::string_view spec) {
+  return spec.starts_with("verify") && spec.find("vegas") == spec.npos;
+}
+
 void CheckSpec(Harness* harness, const char* spec, float temperature) {
   SCOPED_TRACE(spec);
   RunTask task;
@@ -66,7 +74,16 @@ void CheckSpec(Harness* harness, const char* spec, float temperature) {
     std::vector<TokenId> tokens;
     const std::vector<int> real = RealRounds(harness, task, knobs, &tokens);
     const ReplayedRounds replayed = Replay(harness, task, knobs, tokens);
-    EXPECT_EQ(replayed.run_lengths, real) << "draft length " << draft_len;
+    if (ChoosesInThePass(spec)) {
+      // Rows that were drafted wrongly have a vote there; a replay has none of them.
+      const auto tokens_of = [](const std::vector<int>& run_lengths) {
+        return std::accumulate(run_lengths.begin(), run_lengths.end(), 0);
+      };
+      EXPECT_EQ(tokens_of(replayed.run_lengths), tokens_of(real));
+      EXPECT_NEAR(std::ssize(replayed.run_lengths), std::ssize(real), 0.25 * std::ssize(real));
+    } else {
+      EXPECT_EQ(replayed.run_lengths, real) << "draft length " << draft_len;
+    }
     EXPECT_GE(replayed.num_compared, replayed.num_agreed);
     EXPECT_GE(replayed.kl_sum, 0);
     EXPECT_LE(replayed.kept_sum, 1.6 * static_cast<double>(real.size()));

@@ -116,10 +116,10 @@ TEST(RequestLoop, EachRequestHasTheBitsItHasAlone) {
 // Case 53: a request that can never fit fails at once, alone, with numbers.
 TEST(RequestLoop, Case53AnImpossibleRequestFailsAlone) {
   const auto alone = LoadEngine(0);
-  const auto engine = LoadEngine(400 << 10);
+  const auto engine = LoadEngine(240 << 10);
   std::vector<Request> requests = MixedRequests(4, 3, 150);
   requests[1].prompt_token_ids = Prompt(900, 7);
-  requests[1].max_tokens = 100000;  // one layer of it is more than all of the budget
+  requests[1].max_tokens = 100000;  // one head of a layer of it is more than the budget
   const auto got = engine->GenerateBatch(requests);
   for (size_t i = 0; i < requests.size(); ++i) {
     if (i != 1) {
@@ -196,7 +196,7 @@ TEST(RequestLoop, SessionsLiveUnderABudget) {
   r.prompt_token_ids = Prompt(900, 4);
   r.max_tokens = 30;
   r.draft = "verify:0.25+int4";
-  const auto engine = LoadEngine(400 << 10);
+  const auto engine = LoadEngine(240 << 10);
   Session session = engine->NewSession();
   const auto first = engine->Generate(r, &session);
   ExpectSame(first, alone->Generate(r), "cold");

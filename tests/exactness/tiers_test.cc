@@ -139,15 +139,73 @@ TEST(Tiers, AFailingDiskFailsItsRequestAlone) {
   EXPECT_GT(survived, 0);
 }
 
-// Too little staging for a layer is an error of the request, not of the process.
+// Too little staging for one KV head of a layer is an error of the request, not of the process.
 TEST(Tiers, StagingThatIsTooSmallIsAnError) {
   Harness harness(OpenBytes(TinyModelBytes(SmallModel(3))), "", 1);
   RunKnobs knobs;
   knobs.draft = "int4";
-  knobs.tier = harness.MakeTier(1024, 1);
-  const RunResult got = harness.Run(Task(1400, 20, 2), knobs);
+  knobs.tier = harness.MakeTier(3000, 0.4);
+  const RunResult got = harness.Run(Task(2500, 20, 2), knobs);
   EXPECT_EQ(got.finish, FinishReason::kError);
   EXPECT_EQ(got.error.code(), absl::StatusCode::kResourceExhausted) << got.error;
+}
+
+// A pass keeps what it reads as far as more blocks may be hot than are, and does not read that
+// again. After a failed one nothing is kept.
+TEST(Tiers, PassesWarmWhatMayBeHot) {
+  Harness harness(OpenBytes(TinyModelBytes(SmallModel(3))), "", 2);
+  const RunTask task = Task(500, 60, 2);
+  const RunResult want = harness.Run(task, {});
+  for (const bool fails : {false, true}) {
+    FaultOptions faults;
+    if (fails) faults.eio_at_read = 2;
+    RunKnobs knobs;
+    knobs.tier = harness.MakeTier(1024, 2, ReadBackend::kAuto, std::make_shared<FaultPlan>(faults));
+    std::unique_ptr<Sequence> s = harness.MakeSequence(task, knobs);
+    Prefill prefill(&harness.model(), &harness.forward(), &harness.pool());
+    ASSERT_TRUE(prefill.Run(s.get(), {}).ok());
+    ASSERT_EQ(s->full.num_cold_blocks(), 7);
+    RoundRunner runner(&harness.model(), &harness.forward(), &harness.pool());
+    Sequence* running = s.get();
+    s->full.set_hot_blocks(3);
+    runner.Run({&running, 1});
+    EXPECT_EQ(s->full.num_cold_blocks(), fails ? 7 : 4);
+    if (fails) {
+      EXPECT_EQ(s->finish, FinishReason::kError);
+      continue;
+    }
+    const int64_t first = s->full.stream_totals().bytes;
+    runner.Run({&running, 1});
+    EXPECT_EQ(7 * (s->full.stream_totals().bytes - first), 4 * first) << "four of seven blocks";
+    // Fewer again: they are spilled, and more once more.
+    s->full.set_hot_blocks(1);
+    ASSERT_TRUE(s->full.Spill().ok());
+    EXPECT_EQ(s->full.num_cold_blocks(), 6);
+    s->full.set_hot_blocks(100);
+    while (!s->done()) runner.Run({&running, 1});
+    EXPECT_EQ(s->full.num_cold_blocks(), 0);
+    EXPECT_EQ(s->chain.Hex(), want.hash);
+  }
+}
+
+// Blocks of rows that were rejected are given back.
+TEST(Tiers, RejectedRowsHoldNoBlock) {
+  Harness harness(OpenBytes(TinyModelBytes(SmallModel(3))), "", 2);
+  RunKnobs knobs;
+  knobs.tier = harness.MakeTier(1024, 2);
+  knobs.draft = "int4";
+  knobs.draft_len = 200;
+  knobs.adversary = [](DraftToken, int64_t pos) {
+    return DraftToken{static_cast<int32_t>(pos % 160)};
+  };
+  std::unique_ptr<Sequence> s = harness.MakeSequence(Task(70, 300, 2), knobs);
+  Prefill prefill(&harness.model(), &harness.forward(), &harness.pool());
+  ASSERT_TRUE(prefill.Run(s.get(), {}).ok());
+  RoundRunner runner(&harness.model(), &harness.forward(), &harness.pool());
+  Sequence* running = s.get();
+  for (int i = 0; i < 3; ++i) runner.Run({&running, 1});
+  ASSERT_LT(s->full.num_tokens(), 128);
+  EXPECT_EQ(s->full.num_blocks(), 2);
 }
 
 // A fork at a position inside a spilled block reads that block back and copies it.

@@ -35,4 +35,5 @@ fi
 llama_cpp=$here/$source_package/vendor/llama.cpp
 "$python" "$root/tests/golden/model/make_golden.py" --llama-cpp "$llama_cpp"
 "$python" "$root/tests/golden/compressors/make_golden.py"
+"$python" "$root/tests/golden/rope/make_golden.py"
 cd "$root" && git --no-pager diff --stat -- tests/golden

@@ -20,9 +20,10 @@ struct Golden {
 // Quantised weights come with int8 activations, which transformers does not have: there the
 // differences look like noise of the logits (standard deviation 2), so their mean square is what a
 // wrong scale or offset would show in.
-constexpr Golden kGoldens[] = {{"llama_tied", 2e-3},    {"llama_head_dim", 2e-3},
-                               {"llama3_untied", 2e-3}, {"qwen2_untied", 2e-3},
-                               {"qwen2_tied", 2e-3},    {"llama_q8_0", 0.6, 0.12}};
+constexpr Golden kGoldens[] = {{"llama_tied", 2e-3},     {"llama_head_dim", 2e-3},
+                               {"llama3_untied", 2e-3},  {"qwen2_untied", 2e-3},
+                               {"qwen2_tied", 2e-3},     {"qwen2_yarn", 2e-3},
+                               {"llama_q8_0", 0.6, 0.12}};
 
 nlohmann::json ReadJson(const std::string& path) {
   std::ifstream in(path);

@@ -29,7 +29,7 @@ LAYERS = {
 }
 # The outermost folders see the public API (include/vericache) and what is named here, only.
 OUTERMOST = {
-    "cli": {"base", "hub"},
+    "cli": {"base", "hub", "server"},
     "server": {"base"},
     "sim": {"base", "scheduler"},
 }

@@ -85,9 +85,9 @@ std::shared_ptr<KvTier> Harness::MakeTier(int64_t max_tokens, double staging_lay
   KvTierOptions options;
   options.folder = std::filesystem::temp_directory_path();
   options.max_tokens = max_tokens;
-  const int64_t slots = CeilDiv(CeilDiv(max_tokens, kBlockTokens), kStagingSlotBlocks);
-  options.staging_bytes = static_cast<size_t>(std::ceil(slots * staging_layers)) *
-                          kStagingSlotBlocks * KvPartBytes(shape);
+  const int64_t slots = CeilDiv(CeilDiv(max_tokens, kBlockTokens), KvSlotBlocks(shape));
+  options.staging_bytes =
+      static_cast<size_t>(std::ceil(slots * staging_layers)) * KvSlotBytes(shape);
   options.backend = backend;
   options.faults = std::move(faults);
   absl::StatusOr<std::shared_ptr<KvTier>> tier = KvTier::Create(shape, options);

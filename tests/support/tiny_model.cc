@@ -91,24 +91,23 @@ std::string RandomBlocks(TensorType type, int64_t n, float stddev, uint64_t* sta
   return out;
 }
 
-std::string TinyModelBytes(const TinyModelOptions& o) {
-  GgufWriter writer;
+void AddTinyModel(const TinyModelOptions& o, GgufWriter* writer) {
   uint64_t state = o.seed;
   const std::string arch = o.architecture;
-  writer.AddString("general.architecture", arch);
-  writer.AddUint32(arch + ".block_count", o.num_layers);
-  writer.AddUint32(arch + ".context_length", o.context_length);
-  writer.AddUint32(arch + ".embedding_length", o.hidden_size);
-  writer.AddUint32(arch + ".feed_forward_length", o.intermediate_size);
-  writer.AddUint32(arch + ".attention.head_count", o.num_heads);
-  writer.AddUint32(arch + ".attention.head_count_kv", o.num_kv_heads);
-  writer.AddUint32(arch + ".attention.key_length", o.head_dim);
-  writer.AddUint32(arch + ".attention.value_length", o.head_dim);
-  writer.AddFloat32(arch + ".attention.layer_norm_rms_epsilon", 1e-5f);
+  writer->AddString("general.architecture", arch);
+  writer->AddUint32(arch + ".block_count", o.num_layers);
+  writer->AddUint32(arch + ".context_length", o.context_length);
+  writer->AddUint32(arch + ".embedding_length", o.hidden_size);
+  writer->AddUint32(arch + ".feed_forward_length", o.intermediate_size);
+  writer->AddUint32(arch + ".attention.head_count", o.num_heads);
+  writer->AddUint32(arch + ".attention.head_count_kv", o.num_kv_heads);
+  writer->AddUint32(arch + ".attention.key_length", o.head_dim);
+  writer->AddUint32(arch + ".attention.value_length", o.head_dim);
+  writer->AddFloat32(arch + ".attention.layer_norm_rms_epsilon", 1e-5f);
   const auto matrix = [&](const std::string& name, TensorType type, int64_t rows, int64_t cols,
                           float gain) {
     const float stddev = gain / std::sqrt(static_cast<float>(cols));
-    writer.AddTensor(name, type, {cols, rows}, RandomBlocks(type, rows * cols, stddev, &state));
+    writer->AddTensor(name, type, {cols, rows}, RandomBlocks(type, rows * cols, stddev, &state));
   };
   const auto vector = [&](const std::string& name, int64_t n, float base, float spread) {
     std::string data;
@@ -116,7 +115,7 @@ std::string TinyModelBytes(const TinyModelOptions& o) {
       const float value = base + spread * NextUniform(&state);
       data.append(reinterpret_cast<const char*>(&value), 4);
     }
-    writer.AddTensor(name, TensorType::kF32, {n}, data);
+    writer->AddTensor(name, TensorType::kF32, {n}, data);
   };
   const int64_t q = o.num_heads * o.head_dim, kv = o.num_kv_heads * o.head_dim;
   const TensorType down = o.down_type == TensorType::kF32 ? o.type : o.down_type;
@@ -140,6 +139,11 @@ std::string TinyModelBytes(const TinyModelOptions& o) {
   }
   vector("output_norm.weight", o.hidden_size, 1.0f, 0.3f);
   matrix("output.weight", o.type, o.vocab_size, o.hidden_size, 3.0f * o.scale);
+}
+
+std::string TinyModelBytes(const TinyModelOptions& options) {
+  GgufWriter writer;
+  AddTinyModel(options, &writer);
   return writer.ToBytes();
 }
 

@@ -7,6 +7,7 @@
 
 #include "base/tensor_type.h"
 #include "gguf/reader.h"
+#include "gguf/writer.h"
 
 namespace vericache {
 
@@ -28,6 +29,9 @@ struct TinyModelOptions {
 
 // The file's bytes. Norm weights are near 1, matrices have variance about 1 / cols.
 std::string TinyModelBytes(const TinyModelOptions& options);
+
+// The same metadata and tensors, for a file that needs more.
+void AddTinyModel(const TinyModelOptions& options, GgufWriter* writer);
 
 // Opens bytes as a file; the bytes live as long as the file.
 std::shared_ptr<const GgufFile> OpenBytes(std::string bytes);

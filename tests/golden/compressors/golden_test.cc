@@ -99,9 +99,16 @@ void RunPasses(const Case& c, const Rows& rows, int64_t pass_rows, FullKv* full,
       full->Append(layer, part(kK, layer, begin), part(kV, layer, begin), n);
       if (observer == nullptr) continue;
       const bool raw = observer->wants_raw_queries();
-      observer->OnLayer({layer, rows.first_pos + begin, n, nullptr, part(kQ, layer, begin),
-                         part(kK, layer, begin), part(kV, layer, begin),
-                         raw ? part(kRawQ, layer, begin) : nullptr, full->Layer(layer)});
+      const ForwardObserver::LayerRows seen = {layer,
+                                               rows.first_pos + begin,
+                                               n,
+                                               nullptr,
+                                               part(kQ, layer, begin),
+                                               part(kK, layer, begin),
+                                               part(kV, layer, begin),
+                                               raw ? part(kRawQ, layer, begin) : nullptr};
+      observer->OnLayer(seen);
+      observer->OnKeys(seen, {full->Layer(layer), 0, c.shape.num_kv_heads});
     }
     Prefill::Commit(full, n);
   }

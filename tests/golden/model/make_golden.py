@@ -52,6 +52,10 @@ LLAMA3_ROPE = dict(
     high_freq_factor=4.0,
     original_max_position_embeddings=256,
 )
+# Pairs of all three kinds (head_dim 32, base 10,000): 3 as trained, 6 between, 7 scaled wholly.
+YARN_ROPE = dict(
+    rope_type="yarn", rope_theta=10000.0, factor=4.0, original_max_position_embeddings=1024
+)
 
 
 def sizes(hidden, heads, kv_heads, intermediate, layers, tied):
@@ -78,6 +82,11 @@ MODELS = {
     "qwen2_untied": ("f16", "qwen2", QWEN2 | sizes(64, 4, 2, 80, 2, False)),
     "qwen2_tied": ("bf16", "qwen2", QWEN2 | sizes(112, 7, 1, 40, 1, True)),
     "llama_q8_0": ("q8_0", "gpt-2", LLAMA | sizes(64, 4, 2, 96, 2, False)),
+    "qwen2_yarn": (
+        "f16",
+        "qwen2",
+        QWEN2 | sizes(64, 2, 1, 80, 2, True) | dict(rope_parameters=YARN_ROPE),
+    ),
 }
 
 TRAINING_TEXT = [
