@@ -1,13 +1,40 @@
-"""The command line that table.py and compressors/report.py share: tables that stand between markers
-in documents, written anew from the records or compared with them."""
+"""Tables that stand between markers in documents, written anew from the records or compared with
+them: what table.py and the report.py of the benchmarks share.
+
+    <!-- NAME KINDS: FILE... -->     KINDS: comma-separated, may be missing
+    <!-- end -->
+"""
 
 import argparse
 import difflib
 import pathlib
+import re
 import sys
 
 
-def main(description, docs, results, marked, show, filled):
+def marked(name):
+    return re.compile(rf"(<!-- {name} ?([\w,]*): (.+?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
+
+
+def fill(text, name, known, show):
+    """`text` with its tables made anew: show(file, kinds) for each record that a marker names.
+
+    known: the kinds a marker may name; None: any.
+    """
+
+    def made_anew(match):
+        kinds = [kind for kind in match.group(2).split(",") if kind]
+        if known is not None and (unknown := [kind for kind in kinds if kind not in known]):
+            sys.exit(f"<!-- {name}: no table {', '.join(unknown)}")
+        made = "\n\n".join(show(file, kinds) for file in match.group(3).split())
+        return f"{match.group(1)}{made}\n{match.group(5)}"
+
+    if text.count(f"<!-- {name}") != len(marked(name).findall(text)):
+        sys.exit(f"<!-- {name}: a marker without its end, or without a file")
+    return marked(name).sub(made_anew, text)
+
+
+def main(description, docs, results, name, show, filled):
     """show(path) is the text for one record; filled(text, results) a document with its tables."""
     parser = argparse.ArgumentParser(description=description)
     action = parser.add_mutually_exclusive_group()
@@ -23,7 +50,7 @@ def main(description, docs, results, marked, show, filled):
     wrong = 0
     for path in args.files or docs:
         old = path.read_text(encoding="utf-8")
-        if not marked.search(old):
+        if not marked(name).search(old):
             sys.exit(f"{path} holds no table")
         new = filled(old, args.results)
         if args.update:

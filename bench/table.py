@@ -15,14 +15,12 @@ import json
 import pathlib
 import re
 import statistics
-import sys
 
 import marked_docs
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "bench/results"
 DOCS = [ROOT / "docs/benchmarks.md", ROOT / "docs/why_own_kernels.md"]
-MARKED = re.compile(r"(<!-- table ?([\w,]*): (.+?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 RATES = {
     "prefill_tok_s": "prefill, {} tokens",
     "append_tok_s": "prefill behind {}",
@@ -215,23 +213,13 @@ def tables(run, kinds=None):
 
 def filled(text, results=RESULTS):
     """The document with its tables made anew from the records."""
-
-    def fill(match):
-        kinds = [kind for kind in match.group(2).split(",") if kind]
-        if unknown := [kind for kind in kinds if kind not in TABLES]:
-            sys.exit(f"bench/table.py: no table {', '.join(unknown)}")
-        runs = [Run(load(results / name)) for name in match.group(3).split()]
-        made = "\n\n".join(tables(run, kinds) for run in runs)
-        return f"{match.group(1)}{made}\n{match.group(5)}"
-
-    if text.count("<!-- table") != len(MARKED.findall(text)):
-        sys.exit("bench/table.py: a marker without its end, or without a file")
-    return MARKED.sub(fill, text)
+    return marked_docs.fill(
+        text, "table", TABLES, lambda file, kinds: tables(Run(load(results / file)), kinds))
 
 
 def main():
     summary = __doc__.split("\n", 1)[0]
-    marked_docs.main(summary, DOCS, RESULTS, MARKED, lambda path: tables(Run(load(path))), filled)
+    marked_docs.main(summary, DOCS, RESULTS, "table", lambda path: tables(Run(load(path))), filled)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ A marker names the workloads (all, if none is named) and the files in bench/resu
 
 import json
 import pathlib
-import re
 import statistics
 import sys
 
@@ -25,7 +24,6 @@ import table
 
 RESULTS = table_path.BENCH / "results"
 DOCS = [table_path.BENCH.parent / "docs/compressors.md"]
-MARKED = re.compile(r"(<!-- compressors ?([\w,]*): (.+?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 
 # Heading, key of a record's summary, form. What a run did not measure is shown as "-".
 COLUMNS = [
@@ -95,21 +93,16 @@ def tables(record, kinds=()):
 def filled(text, results=RESULTS):
     """The document with its tables made anew from the records."""
 
-    def fill(match):
-        kinds = [kind for kind in match.group(2).split(",") if kind]
-        made = [tables(load(results / name), kinds) for name in match.group(3).split()]
-        if not all(made):
-            sys.exit(f"report.py: nothing to show for <!-- compressors {match.group(2)} -->")
-        return match.group(1) + "\n\n".join(made) + "\n" + match.group(5)
+    def show(file, kinds):
+        made = tables(load(results / file), kinds)
+        return made or sys.exit(f"report.py: nothing to show for {file}: {','.join(kinds)}")
 
-    if text.count("<!-- compressors") != len(MARKED.findall(text)):
-        sys.exit("report.py: a marker without its end, or without a file")
-    return MARKED.sub(fill, text)
+    return marked_docs.fill(text, "compressors", None, show)
 
 
 def main():
     summary = __doc__.split("\n", 1)[0]
-    marked_docs.main(summary, DOCS, RESULTS, MARKED, lambda path: tables(load(path)), filled)
+    marked_docs.main(summary, DOCS, RESULTS, "compressors", lambda path: tables(load(path)), filled)
 
 
 if __name__ == "__main__":

@@ -11,9 +11,7 @@ A marker names the tables (all, if none is named) and the files in bench/results
     <!-- end -->
 """
 
-import re
 import statistics
-import sys
 
 import bench_path
 import bound
@@ -25,7 +23,6 @@ from names import (
 
 RESULTS = bench_path.BENCH / "results"
 DOCS = [bench_path.BENCH.parent / "docs/long_contexts.md"]
-MARKED = re.compile(r"(<!-- longctx ?([\w,]*): (.+?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 MIB = 1 << 20
 BUSY = 0.1  # share of all cores in other hands above which no peer is compared
 
@@ -292,23 +289,14 @@ def tables(records, kinds=()):
 
 def filled(text, results=RESULTS):
     """The document with its tables made anew from the records."""
-
-    def fill(match):
-        kinds = [kind for kind in match.group(2).split(",") if kind]
-        if unknown := [kind for kind in kinds if kind not in TABLES]:
-            sys.exit(f"report.py: no table {', '.join(unknown)}")
-        made = [tables(table.load(results / name), kinds) for name in match.group(3).split()]
-        return match.group(1) + "\n\n".join(made) + "\n" + match.group(5)
-
-    if text.count("<!-- longctx") != len(MARKED.findall(text)):
-        sys.exit("report.py: a marker without its end, or without a file")
-    return MARKED.sub(fill, text)
+    return marked_docs.fill(
+        text, "longctx", TABLES, lambda file, kinds: tables(table.load(results / file), kinds))
 
 
 def main():
     summary = __doc__.split("\n", 1)[0]
     marked_docs.main(
-        summary, DOCS, RESULTS, MARKED, lambda path: tables(table.load(path)), filled)
+        summary, DOCS, RESULTS, "longctx", lambda path: tables(table.load(path)), filled)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ bench/mha/report.py --check [DOC...]              fails where a document differs
 """
 
 import pathlib
-import re
 import sys
 
 HERE = pathlib.Path(__file__).resolve().parent
@@ -22,7 +21,6 @@ from run import SHAPES  # noqa: E402
 
 RESULTS = HERE.parent / "results"
 DOCS = [HERE.parent.parent / "docs/long_contexts.md"]
-MARKED = re.compile(r"(<!-- mha: (.+?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 MIB = 1 << 20
 # Of issue 6: shape and depth, times plain decoding.
 TARGETS = {("smollm2-135m", 8192): 1.15, ("mha", 16384): 1.7, ("mha", 32768): 2.2}
@@ -95,20 +93,13 @@ def tables(records):
 
 def filled(text, results=RESULTS):
     """The document with its tables made anew from the records."""
-
-    def fill(match):
-        made = [tables(table.load(results / name)) for name in match.group(2).split()]
-        return match.group(1) + "\n\n".join(made) + "\n" + match.group(4)
-
-    if text.count("<!-- mha") != len(MARKED.findall(text)):
-        sys.exit("report.py: a marker without its end, or without a file")
-    return MARKED.sub(fill, text)
+    return marked_docs.fill(text, "mha", (), lambda file, _: tables(table.load(results / file)))
 
 
 def main():
     summary = __doc__.split("\n", 1)[0]
     marked_docs.main(
-        summary, DOCS, RESULTS, MARKED, lambda path: tables(table.load(path)), filled)
+        summary, DOCS, RESULTS, "mha", lambda path: tables(table.load(path)), filled)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@
 #include <array>
 
 #include "base/float16.h"
+#include "base/split_mix.h"
 #include "base/status_macros.h"
 #include "base/types.h"
 
@@ -15,14 +16,6 @@ constexpr int kTableBits = 12;
 constexpr size_t kTableSize = size_t{1} << kTableBits;
 constexpr int kValuesPerDraw = 64 / kTableBits;
 
-// splitmix64 (Steele, Lea, Flood 2014): any two states give unrelated draws.
-uint64_t NextDraw(uint64_t* state) {
-  uint64_t z = *state += 0x9e3779b97f4a7c15u;
-  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-  z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-  return z ^ (z >> 31);
-}
-
 // f16 values about normal: the sum of 12 uniform numbers in [0, 1) less 6 has variance 1 and stays
 // within +-6. Sums of multiples of 2^-16 are exact, so the table is the same everywhere.
 std::array<uint16_t, kTableSize> NormalTable(uint64_t seed) {
@@ -31,7 +24,7 @@ std::array<uint16_t, kTableSize> NormalTable(uint64_t seed) {
   for (uint16_t& value : table) {
     uint64_t sum = 0;
     for (int i = 0; i < 3; ++i) {
-      const uint64_t draw = NextDraw(&state);
+      const uint64_t draw = NextSplitMix(&state);
       for (int part = 0; part < 4; ++part) sum += (draw >> (16 * part)) & 0xffff;
     }
     value = F32ToF16Saturated(static_cast<float>(sum) * 0x1p-16f - 6.0f);
@@ -49,7 +42,7 @@ absl::Status FillSynthetic(int64_t num_tokens, uint64_t seed, ThreadPool* pool, 
     uint64_t state = seed + 0x1000003 * static_cast<uint64_t>(block + 1);
     uint16_t* values = full->mutable_block(block);
     for (size_t i = 0; i < num_values;) {
-      uint64_t draw = NextDraw(&state);
+      uint64_t draw = NextSplitMix(&state);
       for (int k = 0; k < kValuesPerDraw && i < num_values; ++k, draw >>= kTableBits)
         values[i++] = table[draw % kTableSize];
     }

@@ -21,7 +21,6 @@ class PassReselector : public ForwardObserver {
   // REQUIRES: sequence->draft, whose spec reselects; *sequence outlives the pass.
   PassReselector(Sequence* sequence, int64_t first_pos, int64_t num_rows,
                  const KernelTable* kernels, ThreadPool* pool);
-  void OnLayer(const LayerRows& rows) override { (void)rows; }
   const VoteWish* WantsVotes(int layer) override;
   void OnVotes(int layer, const LayerKeys& keys) override;
 

@@ -7,21 +7,17 @@
 #include <vector>
 
 #include "base/float16.h"
+#include "base/split_mix.h"
 #include "gtest/gtest.h"
 #include "kernels/kernels.h"
 
 namespace vericache {
 
-// SplitMix64: the same values on every machine.
+// The same values on every machine.
 class TestRandom {
  public:
   explicit TestRandom(uint64_t seed) : state_(seed) {}
-  uint64_t Next() {
-    uint64_t z = (state_ += 0x9e3779b97f4a7c15u);
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-    return z ^ (z >> 31);
-  }
+  uint64_t Next() { return NextSplitMix(&state_); }
   int64_t Below(int64_t n) { return static_cast<int64_t>(Next() % static_cast<uint64_t>(n)); }
   // Uniform in [-range, range).
   float Uniform(float range) {

@@ -182,7 +182,7 @@ class ForwardObserver {
   };
   virtual bool wants_raw_queries() const { return false; }
   // Called between passes over weights, on the thread that runs the pass.
-  virtual void OnLayer(const LayerRows& rows) = 0;
+  virtual void OnLayer(const LayerRows& rows) { (void)rows; }
   // After OnLayer(), before the attention of these heads; a layer's heads come in one call or more.
   virtual void OnKeys(const LayerRows& rows, const LayerKeys& keys) {
     (void)rows;

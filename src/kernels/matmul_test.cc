@@ -8,6 +8,7 @@
 
 #include "base/aligned_buffer.h"
 #include "base/fp_env.h"
+#include "base/split_mix.h"
 #include "base/tensor_type.h"
 #include "gtest/gtest.h"
 #include "kernels/kernels.h"
@@ -25,12 +26,7 @@ constexpr TensorType kTypes[] = {TensorType::kF32,  TensorType::kF16,  TensorTyp
 class Random {
  public:
   explicit Random(uint64_t seed) : state_(seed) {}
-  uint64_t Next() {  // splitmix64
-    uint64_t z = (state_ += 0x9e3779b97f4a7c15u);
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-    return z ^ (z >> 31);
-  }
+  uint64_t Next() { return NextSplitMix(&state_); }
   int Below(int n) { return static_cast<int>(Next() % static_cast<uint64_t>(n)); }
   float Uniform() { return static_cast<float>(Next() >> 40) * 0x1p-23f - 1.0f; }  // [-1, 1)
 

@@ -256,6 +256,11 @@ void Attention::PlanBallots(absl::Span<const AttentionJob> jobs) {
   inverse_sum_.Resize(row_values);
 }
 
+const Attention::Ballot& Attention::BallotOf(const AttentionJob& job) const {
+  return *std::find_if(ballots_.begin(), ballots_.end(),
+                       [&](const Ballot& ballot) { return ballot.job == &job; });
+}
+
 // Where the rows of `tile` that vote leave what they give to the keys of `segment`.
 AttnProbs Attention::ProbsOf(const Tile& tile, int64_t segment) {
   AttnProbs out;
@@ -263,8 +268,7 @@ AttnProbs Attention::ProbsOf(const Tile& tile, int64_t segment) {
   if (wish == nullptr) return out;
   const int64_t begin = std::max(wish->row_begin, tile.row_begin);
   const int64_t end = std::min(wish->row_end, tile.row_end);
-  const Ballot& b = *std::find_if(ballots_.begin(), ballots_.end(),
-                                  [&](const Ballot& x) { return x.job == tile.job; });
+  const Ballot& b = BallotOf(*tile.job);
   const int64_t first_block = segment * (kSegmentTokens / 64);
   if (begin >= end || first_block >= b.num_blocks) return out;
   const int64_t block = (tile.kv_head - tile.job->head_begin) * b.num_blocks + first_block;
@@ -282,8 +286,7 @@ AttnProbs Attention::ProbsOf(const Tile& tile, int64_t segment) {
 void Attention::KeepRowSums(const Tile& tile, AttnState total) {
   const AttnProbs probs = ProbsOf(tile, 0);
   if (probs.p == nullptr) return;
-  const Ballot& b = *std::find_if(ballots_.begin(), ballots_.end(),
-                                  [&](const Ballot& x) { return x.job == tile.job; });
+  const Ballot& b = BallotOf(*tile.job);
   const int64_t first = std::max<int64_t>(0, tile.row_begin - tile.job->votes->row_begin);
   const size_t to =
       b.row_values + (tile.kv_head - tile.job->head_begin) * b.num_rows + first * heads_per_kv_;

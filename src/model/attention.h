@@ -65,6 +65,7 @@ class Attention {
   void RunDraft(const Tile& tile, Scratch* scratch);
   void SelectGroups(const float* q, DraftHeadView* view, Scratch* scratch) const;
   void PlanBallots(absl::Span<const AttentionJob> jobs);
+  const Ballot& BallotOf(const AttentionJob& job) const;  // REQUIRES: it has a wish
   AttnProbs ProbsOf(const Tile& tile, int64_t segment);
   void KeepRowSums(const Tile& tile, AttnState total);
   void CountVotes();

@@ -1,9 +1,10 @@
-// The simulator's only source of chance. SplitMix64: the same numbers on every platform, which
-// <random>'s distributions are not.
+// The simulator's only source of chance: the same numbers on every platform.
 #pragma once
 
 #include <cmath>
 #include <cstdint>
+
+#include "base/split_mix.h"
 
 namespace vericache {
 
@@ -11,12 +12,7 @@ class SimRandom {
  public:
   explicit SimRandom(uint64_t seed) : state_(seed) {}
 
-  uint64_t Next() {
-    uint64_t z = (state_ += 0x9e3779b97f4a7c15ull);
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
-    return z ^ (z >> 31);
-  }
+  uint64_t Next() { return NextSplitMix(&state_); }
   double Uniform() { return static_cast<double>(Next() >> 11) * 0x1.0p-53; }  // [0, 1)
   double Between(double lo, double hi) { return lo + (hi - lo) * Uniform(); }
   double LogBetween(double lo, double hi) { return lo * std::exp(Uniform() * std::log(hi / lo)); }

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "gtest/gtest.h"
+#include "tests/support/mixed_requests.h"
 #include "vericache/engine.h"
 
 namespace vericache {
@@ -31,37 +32,14 @@ std::unique_ptr<Engine> LoadEngine(uint64_t kv_memory, uint64_t prefix_memory = 
   return *std::move(engine);
 }
 
-std::vector<int32_t> Prompt(int64_t n, uint64_t seed) {
-  std::vector<int32_t> ids;
-  uint64_t state = seed;
-  for (int64_t i = 0; i < n; ++i) {
-    state = state * 6364136223846793005u + 1442695040888963407u;
-    const int32_t fresh = static_cast<int32_t>((state >> 33) % 280) + 3;
-    ids.push_back(i >= 20 && state >> 62 != 0 ? ids[i - 20] : fresh);
-  }
-  return ids;
-}
-
 std::vector<Request> MixedRequests(int count, uint64_t seed, int64_t longest) {
   std::vector<Request> requests;
-  uint64_t state = seed;
-  const auto pick = [&](int64_t n) {
-    state = state * 6364136223846793005u + 1442695040888963407u;
-    return static_cast<int64_t>((state >> 33) % n);
-  };
+  Picks pick(seed);
   for (int i = 0; i < count; ++i) {
     Request r;
-    r.prompt_token_ids = Prompt(1 + pick(longest), seed * 100 + i);
+    r.prompt_token_ids = TestPrompt(1 + pick(longest), seed * 100 + i);
     r.max_tokens = 1 + pick(60);
-    r.draft = kSpecs[pick(std::size(kSpecs))];
-    r.draft_len = pick(3) == 0 ? 0 : 1 + static_cast<int>(pick(20));
-    r.ignore_eos = pick(2) == 0;
-    r.priority = static_cast<int>(pick(3));
-    if (pick(2) == 0) {
-      r.sampling.temperature = 0.9f;
-      r.sampling.seed = seed + i;
-      r.sampling.frequency_penalty = 0.3f;
-    }
+    PickOptions(kSpecs, seed + i, &pick, &r);
     requests.push_back(std::move(r));
   }
   return requests;
@@ -118,7 +96,7 @@ TEST(RequestLoop, Case53AnImpossibleRequestFailsAlone) {
   const auto alone = LoadEngine(0);
   const auto engine = LoadEngine(240 << 10);
   std::vector<Request> requests = MixedRequests(4, 3, 150);
-  requests[1].prompt_token_ids = Prompt(900, 7);
+  requests[1].prompt_token_ids = TestPrompt(900, 7);
   requests[1].max_tokens = 100000;  // one head of a layer of it is more than the budget
   const auto got = engine->GenerateBatch(requests);
   for (size_t i = 0; i < requests.size(); ++i) {
@@ -139,7 +117,7 @@ TEST(RequestLoop, Case52PreemptionChangesNothing) {
   std::vector<Request> requests;
   for (int i = 0; i < 4; ++i) {
     Request r;
-    r.prompt_token_ids = Prompt(60 + 10 * i, 50 + i);
+    r.prompt_token_ids = TestPrompt(60 + 10 * i, 50 + i);
     r.max_tokens = 300;
     r.ignore_eos = true;
     r.draft = "int4";
@@ -169,9 +147,7 @@ TEST(RequestLoop, StoppingABatchKeepsWhatIsFinished) {
   for (size_t i = 0; i < requests.size(); ++i) requests[i].max_tokens = 5 + 40 * i;
   size_t finished = 0;
   BatchOptions options;
-  options.on_finished = [&](size_t, const absl::StatusOr<Completion>&) {
-    return ++finished < 2;
-  };
+  options.on_finished = [&](size_t, const absl::StatusOr<Completion>&) { return ++finished < 2; };
   const auto got = engine->GenerateBatch(requests, options, nullptr);
   int done = 0, cancelled = 0;
   for (size_t i = 0; i < requests.size(); ++i) {
@@ -193,7 +169,7 @@ TEST(RequestLoop, SessionsLiveUnderABudget) {
   const auto alone = LoadEngine(0);
   const std::string path = testing::TempDir() + "/budget.kv";
   Request r;
-  r.prompt_token_ids = Prompt(900, 4);
+  r.prompt_token_ids = TestPrompt(900, 4);
   r.max_tokens = 30;
   r.draft = "verify:0.25+int4";
   const auto engine = LoadEngine(240 << 10);
@@ -203,7 +179,7 @@ TEST(RequestLoop, SessionsLiveUnderABudget) {
   ASSERT_TRUE(engine->SaveSession(session, path).ok());
   std::vector<int32_t> next = r.prompt_token_ids;
   next.insert(next.end(), first->token_ids.begin(), first->token_ids.end());
-  for (const int32_t id : Prompt(30, 9)) next.push_back(id);
+  for (const int32_t id : TestPrompt(30, 9)) next.push_back(id);
   r.prompt_token_ids = next;
   const auto want = alone->Generate(r);
   ExpectSame(engine->Generate(r, &session), want, "warm");

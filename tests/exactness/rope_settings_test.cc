@@ -32,7 +32,7 @@ class RopeSettings : public PrefixFixture {
 };
 
 TEST_F(RopeSettings, ScaledAnswersAreExactAndOthers) {
-  const std::vector<int32_t> prompt = Prompt(700, 3);
+  const std::vector<int32_t> prompt = TestPrompt(700, 3);
   const Answer plain = AnswerOf(Load(Options())->Generate(Ask(prompt)));
   std::vector<Answer> answers = {plain};
   for (const RopeOptions& rope : {kYarn, RopeOptions{"yarn", 4, 1024}, RopeOptions{"yarn", 8, 512},
@@ -55,7 +55,7 @@ TEST_F(RopeSettings, ContextReachesAsFarAsTheScaling) {
   const auto engine = Load(With({"yarn", 4, 0}));
   EXPECT_EQ(engine->info().model_context, 8192);
   EXPECT_EQ(engine->info().rope, (RopeOptions{"yarn", 4, 2048}));
-  EXPECT_TRUE(engine->Generate(Ask(Prompt(2100, 3), "off", 2)).ok()) << "trained for 2,048";
+  EXPECT_TRUE(engine->Generate(Ask(TestPrompt(2100, 3), "off", 2)).ok()) << "trained for 2,048";
   EngineOptions options = With({"yarn", 4, 0});
   options.context_length = 8193;
   ExpectError(Engine::Load(options).status(), absl::StatusCode::kInvalidArgument, "8192");
@@ -79,13 +79,13 @@ TEST_F(RopeSettings, TheFilesOwnScalingIsUsed) {
   const auto none = Load(With({"none", 0, 0}));
   EXPECT_EQ(none->info().rope, (RopeOptions{"none", 0, 1024}));
   EXPECT_EQ(none->info().model_context, 1024);
-  const Answer want = AnswerOf(own->Generate(Ask(Prompt(100, 3))));
-  EXPECT_EQ(AnswerOf(same->Generate(Ask(Prompt(100, 3)))), want);
-  EXPECT_NE(AnswerOf(none->Generate(Ask(Prompt(100, 3)))).hash, want.hash);
+  const Answer want = AnswerOf(own->Generate(Ask(TestPrompt(100, 3))));
+  EXPECT_EQ(AnswerOf(same->Generate(Ask(TestPrompt(100, 3)))), want);
+  EXPECT_NE(AnswerOf(none->Generate(Ask(TestPrompt(100, 3)))).hash, want.hash);
 }
 
 TEST_F(RopeSettings, AuditNeedsTheReceiptsSettings) {
-  const std::vector<int32_t> prompt = Prompt(80, 3);
+  const std::vector<int32_t> prompt = TestPrompt(80, 3);
   const auto plain = Load(Options()), yarn = Load(With(kYarn));
   const auto scaled = yarn->MakeReceipt(*yarn->Generate(Ask(prompt)), {});
   ASSERT_TRUE(scaled.ok());
@@ -111,7 +111,7 @@ TEST_F(RopeSettings, AuditNeedsTheReceiptsSettings) {
 }
 
 TEST_F(RopeSettings, StoredPrefixesBelongToOneSetting) {
-  const std::vector<int32_t> prompt = Prompt(200, 3);
+  const std::vector<int32_t> prompt = TestPrompt(200, 3);
   const auto cached = [&](const RopeOptions& rope) {
     EngineOptions options = WithStore();
     options.rope = rope;
@@ -131,8 +131,8 @@ TEST_F(RopeSettings, StoredPrefixesBelongToOneSetting) {
 TEST_F(RopeSettings, SessionsBelongToOneSetting) {
   const std::string path = folder_ / "session.kv";
   const auto plain = Load(Options()), yarn = Load(With(kYarn));
-  const std::vector<int32_t> prompt = Prompt(150, 3);
-  const Answer want = AnswerOf(yarn->Generate(Ask(prompt + Prompt(9, 4))));
+  const std::vector<int32_t> prompt = TestPrompt(150, 3);
+  const Answer want = AnswerOf(yarn->Generate(Ask(prompt + TestPrompt(9, 4))));
   const auto session = yarn->Prefill(Ask(prompt));
   ASSERT_TRUE(session.ok());
   ASSERT_TRUE(yarn->SaveSession(*session, path).ok());
@@ -142,7 +142,7 @@ TEST_F(RopeSettings, SessionsBelongToOneSetting) {
               absl::StatusCode::kFailedPrecondition, "--rope-scale 8");
   auto loaded = yarn->LoadSession(path);
   ASSERT_TRUE(loaded.ok()) << loaded.status();
-  EXPECT_EQ(AnswerOf(yarn->Generate(Ask(prompt + Prompt(9, 4)), &*loaded)), want);
+  EXPECT_EQ(AnswerOf(yarn->Generate(Ask(prompt + TestPrompt(9, 4)), &*loaded)), want);
 }
 
 // A file from before sessions said their rope settings: the same bytes without the last field.
@@ -171,7 +171,7 @@ void MakeOldSession(const std::string& path) {
 TEST_F(RopeSettings, OldSessionsAreOfTheFilesOwnSettings) {
   const std::string path = folder_ / "session.kv";
   const auto plain = Load(Options());
-  const std::vector<int32_t> prompt = Prompt(150, 3);
+  const std::vector<int32_t> prompt = TestPrompt(150, 3);
   ASSERT_TRUE(plain->SaveSession(*plain->Prefill(Ask(prompt)), path).ok());
   MakeOldSession(path);
   const auto loaded = plain->LoadSession(path);
@@ -185,7 +185,7 @@ TEST_F(RopeSettings, TheDraftModelIsScaledToo) {
   EngineOptions options = With({"yarn", 4, 512});
   options.draft_model_path = model_;
   const auto engine = Load(options);
-  Request request = Ask(Prompt(80, 3));
+  Request request = Ask(TestPrompt(80, 3));
   const Answer want = AnswerOf(engine->Generate(request));
   request.propose = "model";
   request.draft_len = 0;

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "gtest/gtest.h"
+#include "tests/support/mixed_requests.h"
 #include "vericache/engine.h"
 
 namespace vericache {
@@ -32,17 +33,6 @@ std::unique_ptr<Engine> LoadEngine(const std::string& name) {
   return *std::move(engine);
 }
 
-std::vector<int32_t> Prompt(int64_t n, uint64_t seed) {
-  std::vector<int32_t> ids;
-  uint64_t state = seed;
-  for (int64_t i = 0; i < n; ++i) {
-    state = state * 6364136223846793005u + 1442695040888963407u;
-    const int32_t fresh = static_cast<int32_t>((state >> 33) % 280) + 3;
-    ids.push_back(i >= 20 && state >> 62 != 0 ? ids[i - 20] : fresh);
-  }
-  return ids;
-}
-
 Request Ask(std::vector<int32_t> prompt, const std::string& draft, int64_t max_tokens) {
   Request request;
   request.prompt_token_ids = std::move(prompt);
@@ -65,7 +55,7 @@ void ExpectSame(const absl::StatusOr<Completion>& got, const absl::StatusOr<Comp
 TEST(ScoredSessions, AnswerAsAColdPromptDoes) {
   for (const char* model : {"llama_tied", "qwen2_untied"}) {
     const std::unique_ptr<Engine> engine = LoadEngine(model);
-    const std::vector<int32_t> document = Prompt(260, 3), question = Prompt(40, 9);
+    const std::vector<int32_t> document = TestPrompt(260, 3), question = TestPrompt(40, 9);
     std::vector<int32_t> whole = document;
     whole.insert(whole.end(), question.begin(), question.end());
     auto session = engine->Prefill(Ask(document, "off", 0));
@@ -99,9 +89,9 @@ TEST(ScoredSessions, AnswerAsAColdPromptDoes) {
 // and drafts as one asked before.
 TEST(ScoredSessions, KeepTheirScoresInAFile) {
   const std::unique_ptr<Engine> engine = LoadEngine("llama_head_dim");
-  const std::vector<int32_t> document = Prompt(260, 3);
+  const std::vector<int32_t> document = TestPrompt(260, 3);
   std::vector<int32_t> whole = document;
-  for (int32_t id : Prompt(40, 9)) whole.push_back(id);
+  for (int32_t id : TestPrompt(40, 9)) whole.push_back(id);
   const std::string path = testing::TempDir() + "/scored.kv";
   for (const char* spec :
        {"kvzip:0.3,chunk=64", "expected:0.3", "h2o:0.3", "verify:0.3,floor=0.15,chunk=64"}) {
@@ -127,20 +117,20 @@ TEST(ScoredSessions, KeepTheirScoresInAFile) {
 // Scores of one spec, answers by another; prompts that leave the session early or do not go on.
 TEST(ScoredSessions, AnswerAnyPromptWithAnySpec) {
   const std::unique_ptr<Engine> engine = LoadEngine("llama_tied");
-  const std::vector<int32_t> document = Prompt(150, 3);
+  const std::vector<int32_t> document = TestPrompt(150, 3);
   auto session = engine->Prefill(Ask(document, "off", 0));
   ASSERT_TRUE(session.ok());
   for (const char* spec : kSpecs) ASSERT_TRUE(engine->Score(&*session, spec).ok()) << spec;
   std::vector<std::vector<int32_t>> prompts;
   for (int64_t common : {0, 1, 10, 74, 76, 149, 150}) {
     prompts.emplace_back(document.begin(), document.begin() + common);
-    const std::vector<int32_t> tail = Prompt(common == 0 ? 90 : 9, 50 + common);
+    const std::vector<int32_t> tail = TestPrompt(common == 0 ? 90 : 9, 50 + common);
     prompts.back().insert(prompts.back().end(), tail.begin(), tail.end());
   }
   prompts.push_back(document);
   prompts.emplace_back(document.begin(), document.begin() + 40);
   std::vector<int32_t> much = document;
-  const std::vector<int32_t> tail = Prompt(400, 77);
+  const std::vector<int32_t> tail = TestPrompt(400, 77);
   much.insert(much.end(), tail.begin(), tail.end());
   prompts.push_back(much);
   for (const std::vector<int32_t>& prompt : prompts) {
@@ -165,7 +155,7 @@ TEST(ScoredSessions, AnswerAnyPromptWithAnySpec) {
 TEST(ScoredSessions, SurviveShortPromptsAndEmptyAnswers) {
   const std::unique_ptr<Engine> engine = LoadEngine("llama_tied");
   for (int64_t n = 1; n <= 70; ++n) {
-    const std::vector<int32_t> prompt = Prompt(n, 5);
+    const std::vector<int32_t> prompt = TestPrompt(n, 5);
     const auto plain = engine->Generate(Ask(prompt, "off", 6));
     const auto none = engine->Generate(Ask(prompt, "off", 0));
     for (const char* spec : kSpecs) {
@@ -186,7 +176,7 @@ TEST(ScoredSessions, SurviveShortPromptsAndEmptyAnswers) {
 
 TEST(ScoredSessions, CanBeCancelledWhileScoring) {
   const std::unique_ptr<Engine> engine = LoadEngine("llama_tied");
-  const std::vector<int32_t> prompt = Prompt(300, 5);
+  const std::vector<int32_t> prompt = TestPrompt(300, 5);
   const auto plain = engine->Generate(Ask(prompt, "off", 6));
   for (const char* spec : kSpecs) {
     SCOPED_TRACE(spec);
@@ -211,7 +201,7 @@ TEST(KeptFiles, ServeThePromptsTheyFit) {
   const std::unique_ptr<Engine> engine = LoadEngine("qwen2_untied");  // 2 layers, 2 KV heads
   const std::string spec = "kept,file=tests/golden/compressors/kept_deflated.npz+int4";
   const auto expect_refused = [&](Engine* by, int64_t n, const std::string& part) {
-    const auto completion = by->Generate(Ask(Prompt(n, 5), spec, 4));
+    const auto completion = by->Generate(Ask(TestPrompt(n, 5), spec, 4));
     ASSERT_FALSE(completion.ok());
     const std::string message(completion.status().message());
     EXPECT_NE(message.find("kept_deflated.npz"), std::string::npos) << message;
@@ -222,8 +212,8 @@ TEST(KeptFiles, ServeThePromptsTheyFit) {
   expect_refused(LoadEngine("llama_tied").get(), 320, "\"L0H1\"");
   for (int64_t n : {301, 302, 380}) {
     Session session = engine->NewSession();
-    const auto plain = engine->Generate(Ask(Prompt(n, 5), "off", 20));
-    ExpectSame(engine->Generate(Ask(Prompt(n, 5), spec, 20), &session), plain);
+    const auto plain = engine->Generate(Ask(TestPrompt(n, 5), "off", 20));
+    ExpectSame(engine->Generate(Ask(TestPrompt(n, 5), spec, 20), &session), plain);
     std::vector<int32_t> next = session.token_ids();
     next.insert(next.end(), {9, 8, 7});
     const auto want = engine->Generate(Ask(next, "off", 20));
@@ -233,7 +223,7 @@ TEST(KeptFiles, ServeThePromptsTheyFit) {
 
 TEST(ScoredSessions, RefuseASenselessSpec) {
   const std::unique_ptr<Engine> engine = LoadEngine("llama_tied");
-  Session session = *engine->Prefill(Ask(Prompt(30, 5), "off", 0));
+  Session session = *engine->Prefill(Ask(TestPrompt(30, 5), "off", 0));
   EXPECT_EQ(engine->Score(&session, "kvzipp").code(), absl::StatusCode::kInvalidArgument);
   EXPECT_TRUE(engine->Score(&session, "off").ok());
   EXPECT_TRUE(engine->Score(&session, "int4").ok());

@@ -23,7 +23,8 @@ class PrefixBudgetTest : public PrefixFixture {
   static std::vector<Request> Asks(int count, uint64_t seed, int64_t length,
                                    const std::string& draft) {
     std::vector<Request> requests;
-    for (int i = 0; i < count; ++i) requests.push_back(Ask(Prompt(length, seed + i), draft, 24));
+    for (int i = 0; i < count; ++i)
+      requests.push_back(Ask(TestPrompt(length, seed + i), draft, 24));
     return requests;
   }
 };
@@ -55,7 +56,7 @@ TEST_F(PrefixBudgetTest, OneRequestAfterAnotherFindsWhatTheLastOneLeft) {
   for (const int64_t tokens : {300, 3000}) {
     const EngineOptions options = WithBudget(tokens);
     const auto engine = Load(options);
-    std::vector<int32_t> prompt = Prompt(900, 3);
+    std::vector<int32_t> prompt = TestPrompt(900, 3);
     for (int turn = 0; turn < 3; ++turn) {
       const Request request = Ask(prompt, "int4", 30);
       const auto got = engine->Generate(request);
@@ -65,14 +66,14 @@ TEST_F(PrefixBudgetTest, OneRequestAfterAnotherFindsWhatTheLastOneLeft) {
       if (turn > 0) {
         EXPECT_GE(got->usage.cached_tokens, 900) << tokens;
       }
-      prompt = prompt + got->token_ids + Prompt(20, 50 + turn);
+      prompt = prompt + got->token_ids + TestPrompt(20, 50 + turn);
     }
   }
 }
 
 // Under a budget much smaller than the stored prefix.
 TEST_F(PrefixBudgetTest, AStoredPrefixIsLoadedWithinThePlan) {
-  const std::vector<int32_t> prompt = Prompt(1900, 4);
+  const std::vector<int32_t> prompt = TestPrompt(1900, 4);
   const Request request = Ask(prompt, "int4", 30);
   Answer want;
   {

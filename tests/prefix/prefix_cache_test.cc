@@ -30,20 +30,20 @@ class PrefixCacheTest : public PrefixFixture {};
 // Prompts that share: identical, one a prefix of another, another tail within a block, a question
 // behind a document, nothing in common, shorter than a block.
 std::vector<std::vector<int32_t>> SharingPrompts() {
-  const std::vector<int32_t> document = Prompt(200, 3);
-  return {document + Prompt(40, 9),
-          document + Prompt(40, 9),
-          document + Prompt(9, 11),
+  const std::vector<int32_t> document = TestPrompt(200, 3);
+  return {document + TestPrompt(40, 9),
+          document + TestPrompt(40, 9),
+          document + TestPrompt(9, 11),
           document,
           {document.begin(), document.begin() + 128},
           {document.begin(), document.begin() + 129},
           {document.begin(), document.begin() + 100},
           {document.begin(), document.begin() + 100},
-          document + Prompt(100, 12),
-          Prompt(90, 77),
-          Prompt(5, 78),
-          Prompt(5, 78),
-          Prompt(1, 79)};
+          document + TestPrompt(100, 12),
+          TestPrompt(90, 77),
+          TestPrompt(5, 78),
+          TestPrompt(5, 78),
+          TestPrompt(1, 79)};
 }
 
 TEST_F(PrefixCacheTest, ColdWarmAndRestartedAnswersAreEqual) {
@@ -72,29 +72,29 @@ TEST_F(PrefixCacheTest, ColdWarmAndRestartedAnswersAreEqual) {
 
 TEST_F(PrefixCacheTest, MemoryMatchesByToken) {
   const auto engine = Load(WithMemory());
-  const std::vector<int32_t> document = Prompt(150, 3);
-  EXPECT_EQ(engine->Generate(Ask(document + Prompt(10, 4)))->usage.cached_tokens, 0);
-  EXPECT_EQ(engine->Generate(Ask(document + Prompt(10, 5)))->usage.cached_tokens, 150);
+  const std::vector<int32_t> document = TestPrompt(150, 3);
+  EXPECT_EQ(engine->Generate(Ask(document + TestPrompt(10, 4)))->usage.cached_tokens, 0);
+  EXPECT_EQ(engine->Generate(Ask(document + TestPrompt(10, 5)))->usage.cached_tokens, 150);
   EXPECT_EQ(engine->Generate(Ask(document))->usage.cached_tokens, 149);
   // The answers' tokens are kept, too: the next turn of a chat begins with them.
-  const auto first = engine->Generate(Ask(Prompt(70, 6)));
-  const auto turn = Prompt(70, 6) + first->token_ids + Prompt(30, 7);
+  const auto first = engine->Generate(Ask(TestPrompt(70, 6)));
+  const auto turn = TestPrompt(70, 6) + first->token_ids + TestPrompt(30, 7);
   EXPECT_EQ(engine->Generate(Ask(turn))->usage.cached_tokens, 70 + 19);  // the last has no K/V
 }
 
 TEST_F(PrefixCacheTest, TheStoreMatchesByBlockAcrossRestarts) {
-  const std::vector<int32_t> document = Prompt(150, 3);
+  const std::vector<int32_t> document = TestPrompt(150, 3);
   std::vector<int32_t> turn;
   {
     const auto engine = Load(WithStore());
     const auto first = engine->Generate(Ask(document, "off", 60));
     EXPECT_EQ(first->usage.cached_tokens, 0);
-    turn = document + first->token_ids + Prompt(20, 8);
+    turn = document + first->token_ids + TestPrompt(20, 8);
   }
   const auto engine = Load(WithStore());
   EXPECT_EQ(engine->Generate(Ask(turn))->usage.cached_tokens, 192);  // 209 rows: three blocks
   EXPECT_EQ(engine->Generate(Ask(document))->usage.cached_tokens, 128);
-  EXPECT_EQ(engine->Generate(Ask(document + Prompt(100, 2)))->usage.cached_tokens, 128);
+  EXPECT_EQ(engine->Generate(Ask(document + TestPrompt(100, 2)))->usage.cached_tokens, 128);
   const PrefixCacheStats stats = engine->prefix_stats();
   EXPECT_EQ(stats.lookups, 3);
   EXPECT_EQ(stats.store_hits, 3);
@@ -109,8 +109,8 @@ TEST_F(PrefixCacheTest, WarmDraftsAreThoseOfAColdRun) {
     for (int64_t n : {150, 192, 193, 200, 220, 255, 256}) {
       SCOPED_TRACE(std::string(spec) + " " + std::to_string(n) + " tokens");
       fs::remove_all(store_);
-      const auto cold = Load(WithStore())->Generate(Ask(Prompt(n, 3), spec, 30));
-      const auto warm = Load(WithStore())->Generate(Ask(Prompt(n, 3), spec, 30));
+      const auto cold = Load(WithStore())->Generate(Ask(TestPrompt(n, 3), spec, 30));
+      const auto warm = Load(WithStore())->Generate(Ask(TestPrompt(n, 3), spec, 30));
       EXPECT_GE(warm->usage.cached_tokens, 128);
       EXPECT_EQ(warm->token_ids, cold->token_ids);
       ASSERT_FALSE(cold->stats.records.empty());
@@ -129,12 +129,12 @@ TEST_F(PrefixCacheTest, ScoresComeBackFromMemoryAndStore) {
       SCOPED_TRACE(spec);
       fs::remove_all(store_);
       auto engine = Load(options);
-      const auto cold = engine->Generate(Ask(Prompt(260, 3), spec));
+      const auto cold = engine->Generate(Ask(TestPrompt(260, 3), spec));
       if (!options.prefix_store.empty()) engine = nullptr, engine = Load(options);
       int passes = 0;
       Callbacks callbacks;
       callbacks.on_prefill = [&](int64_t, int64_t) { return ++passes > 0; };
-      const auto warm = engine->Generate(Ask(Prompt(260, 3), spec), nullptr, callbacks);
+      const auto warm = engine->Generate(Ask(TestPrompt(260, 3), spec), nullptr, callbacks);
       EXPECT_EQ(AnswerOf(warm), AnswerOf(cold));
       EXPECT_EQ(passes, 1) << "the last rows and nothing else";
     }
@@ -142,9 +142,10 @@ TEST_F(PrefixCacheTest, ScoresComeBackFromMemoryAndStore) {
 }
 
 TEST_F(PrefixCacheTest, BatchesSharePrefixes) {
-  const std::vector<int32_t> document = Prompt(200, 3);
+  const std::vector<int32_t> document = TestPrompt(200, 3);
   std::vector<Request> requests;
-  for (int i = 0; i < 5; ++i) requests.push_back(Ask(document + Prompt(30 + i, 50 + i), "int4"));
+  for (int i = 0; i < 5; ++i)
+    requests.push_back(Ask(document + TestPrompt(30 + i, 50 + i), "int4"));
   const auto want = Load(Options())->GenerateBatch(requests);
   const auto engine = Load(WithMemory());
   const auto got = engine->GenerateBatch(requests);
@@ -155,7 +156,7 @@ TEST_F(PrefixCacheTest, BatchesSharePrefixes) {
 }
 
 TEST_F(PrefixCacheTest, ASessionWinsWhereItIsLonger) {
-  const std::vector<int32_t> document = Prompt(150, 3), next = document + Prompt(10, 4);
+  const std::vector<int32_t> document = TestPrompt(150, 3), next = document + TestPrompt(10, 4);
   const auto plain = Load(Options());
   const Answer want = AnswerOf(plain->Generate(Ask(next)));
   const auto engine = Load(WithStore());
@@ -166,7 +167,7 @@ TEST_F(PrefixCacheTest, ASessionWinsWhereItIsLonger) {
   const auto from_session = engine->Generate(Ask(next), &longer);
   EXPECT_EQ(from_session->usage.cached_tokens, 150);
   EXPECT_EQ(AnswerOf(from_session), want);
-  Session other = *engine->Prefill(Ask(Prompt(40, 70)));
+  Session other = *engine->Prefill(Ask(TestPrompt(40, 70)));
   const auto from_store = engine->Generate(Ask(next), &other);
   EXPECT_EQ(from_store->usage.cached_tokens, 128);
   EXPECT_EQ(AnswerOf(from_store), want);
@@ -179,7 +180,7 @@ TEST_F(PrefixCacheTest, ASessionWinsWhereItIsLonger) {
 TEST_F(PrefixCacheTest, AStoppedPrefillIsNotLost) {
   EngineOptions options = WithStore();
   options.prefill_chunk = 100;
-  const Request request = Ask(Prompt(450, 3), "verify:0.25+int4");
+  const Request request = Ask(TestPrompt(450, 3), "verify:0.25+int4");
   const Answer want = AnswerOf(Load(Options())->Generate(request));
   {
     const auto engine = Load(options);
@@ -195,7 +196,7 @@ TEST_F(PrefixCacheTest, AStoppedPrefillIsNotLost) {
 
 TEST_F(PrefixCacheTest, ARequestMayKeepOut) {
   const auto engine = Load(WithMemory());
-  Request request = Ask(Prompt(150, 3));
+  Request request = Ask(TestPrompt(150, 3));
   request.use_prefix_cache = false;
   ASSERT_TRUE(engine->Generate(request).ok());
   EXPECT_EQ(engine->Generate(request)->usage.cached_tokens, 0);
@@ -210,12 +211,12 @@ TEST_F(PrefixCacheTest, MemoryKeepsItsBudget) {
   const auto engine = Load(options);
   const auto plain = Load(Options());
   for (int i = 0; i < 6; ++i) {
-    const Request request = Ask(Prompt(140, 3 + i % 4));
+    const Request request = Ask(TestPrompt(140, 3 + i % 4));
     EXPECT_EQ(AnswerOf(engine->Generate(request)), AnswerOf(plain->Generate(request)));
     EXPECT_LE(engine->prefix_stats().memory_bytes, options.prefix_memory_bytes);
   }
   // One that is larger than the budget leaves its beginning.
-  const Request large = Ask(Prompt(700, 5));
+  const Request large = Ask(TestPrompt(700, 5));
   const Answer want = AnswerOf(plain->Generate(large));
   EXPECT_EQ(AnswerOf(engine->Generate(large)), want);
   const auto again = engine->Generate(large);
@@ -225,7 +226,7 @@ TEST_F(PrefixCacheTest, MemoryKeepsItsBudget) {
 }
 
 TEST_F(PrefixCacheTest, ReadOnlyWritesNothing) {
-  ASSERT_TRUE(Load(WithStore())->Generate(Ask(Prompt(150, 3))).ok());
+  ASSERT_TRUE(Load(WithStore())->Generate(Ask(TestPrompt(150, 3))).ok());
   // Damage must be left in place, too.
   const fs::path victim = Blobs().back();
   fs::resize_file(victim, fs::file_size(victim) - 1);
@@ -245,8 +246,8 @@ TEST_F(PrefixCacheTest, ReadOnlyWritesNothing) {
   options.prefix_store_mode = "ro";
   {
     const auto engine = Load(options);
-    EXPECT_GE(engine->Generate(Ask(Prompt(150, 3)))->usage.cached_tokens, 0);
-    ASSERT_TRUE(engine->Generate(Ask(Prompt(300, 4))).ok());
+    EXPECT_GE(engine->Generate(Ask(TestPrompt(150, 3)))->usage.cached_tokens, 0);
+    ASSERT_TRUE(engine->Generate(Ask(TestPrompt(300, 4))).ok());
     EXPECT_EQ(engine->prefix_stats().written_bytes, 0u);
   }
   EXPECT_EQ(listing(), before);

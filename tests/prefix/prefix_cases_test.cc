@@ -31,7 +31,8 @@ TEST_F(PrefixCasesTest, Case10CollidingKeysAreMisses) {
   std::vector<int32_t> ids;
   for (int i = 0; i < 500; ++i) {
     // Two blocks of few kinds each: the same second block behind many first ones.
-    const auto prompt = Prompt(64, 1 + i % 37) + Prompt(64, 1000 + i % 11) + Prompt(3, i);
+    const auto prompt =
+        TestPrompt(64, 1 + i % 37) + TestPrompt(64, 1000 + i % 11) + TestPrompt(3, i);
     const Request request = Ask(prompt, "off", 2);
     ASSERT_EQ(AnswerOf(engine->Generate(request)), AnswerOf(plain->Generate(request))) << i;
     if (i % 7 == 0) engine->WaitForPrefixWrites();
@@ -45,7 +46,7 @@ TEST_F(PrefixCasesTest, Case10CollidingKeysAreMisses) {
 TEST_F(PrefixCasesTest, Case11aSaltsShareNothing) {
   for (const EngineOptions& options : {WithStore(), WithMemory()}) {
     const auto engine = Load(options);
-    Request request = Ask(Prompt(150, 3));
+    Request request = Ask(TestPrompt(150, 3));
     request.prefix_salt = "x";
     ASSERT_TRUE(engine->Generate(request).ok());
     engine->WaitForPrefixWrites();
@@ -62,12 +63,12 @@ TEST_F(PrefixCasesTest, Case11aSaltsShareNothing) {
 // (b) A store filled by another KV format or shape: another model's file stands for both here, the
 // format's own field is tested with the key.
 TEST_F(PrefixCasesTest, Case11bAnotherModelsBlocksAreMisses) {
-  ASSERT_TRUE(Load(WithStore())->Generate(Ask(Prompt(150, 3))).ok());
+  ASSERT_TRUE(Load(WithStore())->Generate(Ask(TestPrompt(150, 3))).ok());
   EngineOptions other = WithStore();
   other.model_path = "tests/golden/model/llama_q8_0.gguf";
   const auto engine = Load(other);
-  EXPECT_EQ(engine->Generate(Ask(Prompt(150, 3)))->usage.cached_tokens, 0);
-  EXPECT_EQ(Load(WithStore())->Generate(Ask(Prompt(150, 3)))->usage.cached_tokens, 128);
+  EXPECT_EQ(engine->Generate(Ask(TestPrompt(150, 3)))->usage.cached_tokens, 0);
+  EXPECT_EQ(Load(WithStore())->Generate(Ask(TestPrompt(150, 3)))->usage.cached_tokens, 128);
 }
 
 // (c) One tensor changed, same name, same size, same time of modification.
@@ -75,7 +76,7 @@ TEST_F(PrefixCasesTest, Case11cAChangedWeightIsAnotherModel) {
   // Old enough for a digest note to be written and believed.
   const auto settle = [] { std::this_thread::sleep_for(std::chrono::milliseconds(2300)); };
   settle();
-  const Request request = Ask(Prompt(150, 3));
+  const Request request = Ask(TestPrompt(150, 3));
   ASSERT_TRUE(Load(WithStore())->Generate(request).ok());
   ASSERT_EQ(Load(WithStore())->Generate(request)->usage.cached_tokens, 128);
   size_t num_notes = 0;
@@ -111,7 +112,7 @@ TEST_F(PrefixCasesTest, Case11AModelThatChangesWhileItRuns) {
   const auto engine = Load(options);
   fs::last_write_time(model_, fs::last_write_time(model_) + std::chrono::seconds(1));
   for (int i = 0; i < 2; ++i)
-    EXPECT_EQ(engine->Generate(Ask(Prompt(150, 3)))->usage.cached_tokens, 0);
+    EXPECT_EQ(engine->Generate(Ask(TestPrompt(150, 3)))->usage.cached_tokens, 0);
   ASSERT_EQ(notices.size(), 1u);
   EXPECT_NE(notices[0].find("changed"), std::string::npos);
   EXPECT_EQ(engine->prefix_stats().store_blobs, 0);
@@ -119,8 +120,8 @@ TEST_F(PrefixCasesTest, Case11AModelThatChangesWhileItRuns) {
 
 // Case 13: restart with one flipped byte, one cut file, one leftover, two processes.
 TEST_F(PrefixCasesTest, Case13DamageAndLeftoversAfterARestart) {
-  const std::vector<Request> requests = {Ask(Prompt(300, 3)), Ask(Prompt(200, 4)),
-                                         Ask(Prompt(500, 5))};
+  const std::vector<Request> requests = {Ask(TestPrompt(300, 3)), Ask(TestPrompt(200, 4)),
+                                         Ask(TestPrompt(500, 5))};
   const auto plain = Load(Options());
   std::vector<Answer> want;
   for (const Request& request : requests) want.push_back(AnswerOf(plain->Generate(request)));
@@ -162,7 +163,7 @@ TEST_F(PrefixCasesTest, Case13DamageAndLeftoversAfterARestart) {
 TEST_F(PrefixCasesTest, Case13AnyBlobMayBeDamaged) {
   for (const char* spec : {"verify:0.25+int4", "kvzip:0.3,chunk=64"}) {
     fs::remove_all(store_);
-    const Request request = Ask(Prompt(200, 3), spec);
+    const Request request = Ask(TestPrompt(200, 3), spec);
     const Answer want = AnswerOf(Load(WithStore())->Generate(request));
     for (const fs::path& blob : Blobs()) {
       std::fstream file(blob, std::ios::in | std::ios::out | std::ios::binary);
@@ -180,7 +181,7 @@ TEST_F(PrefixCasesTest, Case13AnyBlobMayBeDamaged) {
 
 // Killed at any moment of writing: the next start works with what is whole.
 TEST_F(PrefixCasesTest, Case13KilledWhileWriting) {
-  const Request request = Ask(Prompt(700, 3));
+  const Request request = Ask(TestPrompt(700, 3));
   const Answer want = AnswerOf(Load(Options())->Generate(request));
   for (int wait_us : {0, 2000, 10000, 30000}) {
     const pid_t child = fork();
@@ -214,7 +215,7 @@ TEST_F(PrefixCasesTest, Case14NoRoomCostsHitsOnly) {
   const auto plain = Load(Options());
   const auto engine = Load(options);
   for (int i = 0; i < 8; ++i) {
-    const Request request = Ask(Prompt(250, 3 + i % 4));
+    const Request request = Ask(TestPrompt(250, 3 + i % 4));
     EXPECT_EQ(AnswerOf(engine->Generate(request)), AnswerOf(plain->Generate(request)));
     engine->WaitForPrefixWrites();
     EXPECT_LE(engine->prefix_stats().store_bytes, options.prefix_store_bytes);
@@ -223,7 +224,7 @@ TEST_F(PrefixCasesTest, Case14NoRoomCostsHitsOnly) {
   // Not even one block fits; then the folder vanishes under the engine, and comes back.
   options.prefix_store_bytes = 100;
   const auto tight = Load(options);
-  const Request request = Ask(Prompt(250, 9));
+  const Request request = Ask(TestPrompt(250, 9));
   const Answer want = AnswerOf(plain->Generate(request));
   EXPECT_EQ(AnswerOf(tight->Generate(request)), want);
   tight->WaitForPrefixWrites();
@@ -248,7 +249,7 @@ TEST_F(PrefixCasesTest, Case46BadRowsAreNotKept) {
   options.prefix_memory_bytes = 64 << 20;
   const auto engine = Engine::Load(options);
   if (!engine.ok()) GTEST_FAIL() << engine.status();
-  auto bad = Prompt(200, 3);
+  auto bad = TestPrompt(200, 3);
   bad[150] = kNanToken;
   EXPECT_EQ((*engine)->Generate(Ask(bad)).status().code(), absl::StatusCode::kDataLoss);
   EXPECT_EQ((*engine)->prefix_stats().memory_bytes, 0u) << "the request failed: nothing is kept";
@@ -257,7 +258,7 @@ TEST_F(PrefixCasesTest, Case46BadRowsAreNotKept) {
   (*engine)->WaitForPrefixWrites();
   EXPECT_EQ((*engine)->prefix_stats().bad_sequences, 1);
   EXPECT_EQ((*engine)->prefix_stats().store_blobs, 2) << "the blocks before the bad one";
-  EXPECT_EQ((*engine)->Generate(Ask(Prompt(200, 3), "off", 0))->usage.cached_tokens, 150);
+  EXPECT_EQ((*engine)->Generate(Ask(TestPrompt(200, 3), "off", 0))->usage.cached_tokens, 150);
 }
 
 }  // namespace

@@ -8,20 +8,10 @@
 #include <vector>
 
 #include "gtest/gtest.h"
+#include "tests/support/mixed_requests.h"
 #include "vericache/engine.h"
 
 namespace vericache {
-
-inline std::vector<int32_t> Prompt(int64_t n, uint64_t seed) {
-  std::vector<int32_t> ids;
-  uint64_t state = seed;
-  for (int64_t i = 0; i < n; ++i) {
-    state = state * 6364136223846793005u + 1442695040888963407u;
-    const int32_t fresh = static_cast<int32_t>((state >> 33) % 280) + 3;
-    ids.push_back(i >= 20 && state >> 62 != 0 ? ids[i - 20] : fresh);
-  }
-  return ids;
-}
 
 inline std::vector<int32_t> operator+(std::vector<int32_t> a, const std::vector<int32_t>& b) {
   a.insert(a.end(), b.begin(), b.end());

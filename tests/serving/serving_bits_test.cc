@@ -17,18 +17,6 @@ constexpr const char* kSpecs[] = {"off",           "int4",
                                   "snapkv:0.2",    "verify:0.2,score=vegas+int8",
                                   "h2o:0.3+kivi4", "kvzip:0.3,chunk=64,window=8"};
 
-class Picks {
- public:
-  explicit Picks(uint64_t seed) : state_(seed) {}
-  int64_t operator()(int64_t n) {
-    state_ = state_ * 6364136223846793005u + 1442695040888963407u;
-    return static_cast<int64_t>((state_ >> 33) % n);
-  }
-
- private:
-  uint64_t state_;
-};
-
 struct Mixed {
   ServeRequest request;
   bool aborts = false;
@@ -46,15 +34,7 @@ std::vector<Mixed> MixedRequests(Engine* alone, int count, uint64_t seed) {
     prompt.insert(prompt.end(), own.begin(), own.end());
     mixed.request = Ask(prompt, 1 + pick(50));
     Request& r = mixed.request.request;
-    r.draft = kSpecs[pick(std::size(kSpecs))];
-    r.draft_len = pick(3) == 0 ? 0 : 1 + static_cast<int>(pick(20));
-    r.ignore_eos = pick(2) == 0;
-    r.priority = static_cast<int>(pick(3));
-    if (pick(2) == 0) {
-      r.sampling.temperature = 0.9f;
-      r.sampling.seed = seed + i;
-      r.sampling.frequency_penalty = 0.3f;
-    }
+    PickOptions(kSpecs, seed + i, &pick, &r);
     mixed.request.num_choices = pick(6) == 0 ? 3 : 1;
     mixed.request.logprobs = pick(2) == 0;
     mixed.request.top_logprobs = static_cast<int>(pick(4));

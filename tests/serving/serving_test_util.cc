@@ -109,17 +109,6 @@ std::unique_ptr<CompletionService> StartTestService(const EngineOptions& options
   return *std::move(started);
 }
 
-std::vector<int32_t> TestPrompt(int64_t n, uint64_t seed) {
-  std::vector<int32_t> ids;
-  uint64_t state = seed;
-  for (int64_t i = 0; i < n; ++i) {
-    state = state * 6364136223846793005u + 1442695040888963407u;
-    const int32_t fresh = static_cast<int32_t>((state >> 33) % 280) + 3;
-    ids.push_back(i >= 20 && state >> 62 != 0 ? ids[i - 20] : fresh);
-  }
-  return ids;
-}
-
 ServeRequest Ask(std::vector<int32_t> prompt, int64_t max_tokens) {
   ServeRequest request;
   request.request.prompt_token_ids = std::move(prompt);

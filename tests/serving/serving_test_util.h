@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "gtest/gtest.h"
+#include "tests/support/mixed_requests.h"
 #include "vericache/engine.h"
 #include "vericache/serving.h"
 
@@ -73,8 +74,6 @@ std::unique_ptr<Engine> LoadServingEngine(const EngineOptions& options);
 std::unique_ptr<CompletionService> StartTestService(const EngineOptions& options,
                                                     const ServiceOptions& service = {});
 
-// `n` ids that repeat themselves now and then, as text does.
-std::vector<int32_t> TestPrompt(int64_t n, uint64_t seed);
 ServeRequest Ask(std::vector<int32_t> prompt, int64_t max_tokens);
 
 // What the answer to `request` must be: Engine::Generate() token by token, up to the first stop

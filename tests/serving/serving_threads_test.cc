@@ -42,7 +42,7 @@ class Client {
  public:
   Client(CompletionService* service, const std::vector<ServeRequest>& kinds,
          const std::vector<std::vector<Expected>>& want, uint64_t seed)
-      : service_(service), kinds_(kinds), want_(want), state_(seed) {}
+      : service_(service), kinds_(kinds), want_(want), pick_(seed) {}
 
   void Run() {
     for (int i = 0; i < kRequestsAThread; ++i) {
@@ -62,10 +62,7 @@ class Client {
     std::shared_ptr<Collector> sink;
   };
 
-  size_t Pick(size_t n) {
-    state_ = state_ * 6364136223846793005u + 1442695040888963407u;
-    return (state_ >> 33) % n;
-  }
+  size_t Pick(size_t n) { return pick_(static_cast<int64_t>(n)); }
 
   void Submit() {
     Open open;
@@ -101,7 +98,7 @@ class Client {
   CompletionService* service_;
   const std::vector<ServeRequest>& kinds_;
   const std::vector<std::vector<Expected>>& want_;
-  uint64_t state_;
+  Picks pick_;
   std::vector<Open> open_;
   int num_cancelled_ = 0, num_whole_ = 0;
 };

@@ -7,16 +7,12 @@
 
 #include "base/check.h"
 #include "base/float16.h"
+#include "base/split_mix.h"
 #include "gguf/writer.h"
 
 namespace vericache {
 
-uint64_t NextRandom(uint64_t* state) {
-  uint64_t z = (*state += 0x9E3779B97F4A7C15);
-  z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9;
-  z = (z ^ (z >> 27)) * 0x94D049BB133111EB;
-  return z ^ (z >> 31);
-}
+uint64_t NextRandom(uint64_t* state) { return NextSplitMix(state); }
 
 float NextUniform(uint64_t* state) {
   return static_cast<float>(NextRandom(state) >> 40) * 0x1p-23f - 1.0f;

@@ -39,7 +39,7 @@ std::shared_ptr<const GgufFile> OpenBytes(std::string bytes);
 // Raw blocks of `type` for n values of roughly `stddev`.
 std::string RandomBlocks(TensorType type, int64_t n, float stddev, uint64_t* state);
 
-// splitmix64: the tests' own generator, the same on every machine.
+// The tests' own generator (base/split_mix.h).
 uint64_t NextRandom(uint64_t* state);
 float NextUniform(uint64_t* state);  // [-1, 1)
 

@@ -22,7 +22,6 @@ class AttentionSums : public ForwardObserver {
   // num_tokens: of the prompt. kernels and pool outlive *this.
   AttentionSums(const KvShape& shape, int num_heads, int64_t num_tokens, const KernelTable* kernels,
                 ThreadPool* pool);
-  void OnLayer(const LayerRows& rows) override { (void)rows; }
   void OnKeys(const LayerRows& rows, const LayerKeys& keys) override;
   KeyScores Take();
 

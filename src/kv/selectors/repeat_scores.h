@@ -21,7 +21,6 @@ class RepeatScores : public ForwardObserver {
                ThreadPool* pool);
   // The next passes repeat positions [begin, end). REQUIRES: begin is a multiple of 16.
   void StartChunk(int64_t begin, int64_t end);
-  void OnLayer(const LayerRows& rows) override { (void)rows; }
   void OnKeys(const LayerRows& rows, const LayerKeys& keys) override;
   KeyScores Take() { return std::move(scores_); }
 
