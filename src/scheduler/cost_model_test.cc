@@ -130,5 +130,21 @@ TEST(CostModel, IgnoresWhatIsNoMeasurement) {
   EXPECT_DOUBLE_EQ(model.link_bytes_per_s(), 1e9);
 }
 
+// With cold caches the first pass says nothing about the next; without, it is learned at once.
+TEST(CostModel, AColdFirstPassIsNotBelieved) {
+  PassShape shape;
+  shape.AddFull(1, 1000, 1);
+  CostModel cold(PassGuess::Of(0.02), 1e9);
+  const double guess = cold.PassSeconds(shape);
+  cold.ObservePass(shape, 10 * guess);
+  EXPECT_DOUBLE_EQ(cold.PassSeconds(shape), guess);
+  cold.ObservePass(shape, 10 * guess);  // the second one is no accident
+  EXPECT_GT(cold.PassSeconds(shape), 5 * guess);
+
+  CostModel warm(PassGuess::Of(0.02), 1e9);
+  warm.ObservePass(shape, 1.8 * guess);
+  EXPECT_NEAR(warm.PassSeconds(shape), 1.8 * guess, 0.1 * guess);
+}
+
 }  // namespace
 }  // namespace vericache
