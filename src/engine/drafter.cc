@@ -134,6 +134,7 @@ void Drafter::TakeRow(Task* task, const float* logits, bool with_confidence) {
     task->rows->confidence.push_back(choice.bad ? 0.0f : ConfidenceOf(logits, choice.id));
   if (s.adversary) token = s.adversary(token, pos);
   s.drafted.push_back(token);
+  s.proposed = false;
   ++task->rows->num_drafted;
   ++task->next;
   task->ended = task->next == std::ssize(task->tokens) || token.id != task->tokens[task->next] ||

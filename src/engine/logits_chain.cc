@@ -6,8 +6,11 @@ namespace vericache {
 
 LogitsChain::LogitsChain() : hash_(Sha256Of(kContractId, std::strlen(kContractId))) {}
 
-void LogitsChain::Push(const float* logits, int64_t vocab_size) {
-  const std::array<uint8_t, 16> row = Xxh3_128(logits, vocab_size * sizeof(float));
+LogitsChain::RowHash LogitsChain::HashOf(const float* logits, int64_t vocab_size) {
+  return Xxh3_128(logits, vocab_size * sizeof(float));
+}
+
+void LogitsChain::Push(const RowHash& row) {
   uint8_t link[48];
   std::memcpy(link, hash_.data(), 32);
   std::memcpy(link + 32, row.data(), 16);

@@ -9,10 +9,6 @@ namespace vericache {
 namespace {
 
 constexpr int kRecentRounds = 4;
-// More voters hardly choose better, and what they say takes memory: 2 bytes a key and query head.
-// Fewer choose worse (0.5b, 16K, 14 drafted: 8 accept 86 of 126, 16 accept 87 of 112): rather let
-// some vote that may not hold.
-constexpr int64_t kVoters = 16;
 
 double MeanRun(const Sequence& s, double otherwise) {
   const int64_t n = std::min<int64_t>(kRecentRounds, s.rounds.size());

@@ -120,10 +120,17 @@ absl::Status Prefill::ScorePrompt(Sequence* sequence, const PrefillOptions& opti
   return TakeScores(sequence, options, &scorer);
 }
 
-absl::Status Prefill::CommitChunk(Sequence* sequence, int64_t num_rows) {
-  VC_RETURN_IF_ERROR(sequence->full.pass_status());
-  sequence->full.Commit(num_rows);
-  return sequence->full.Spill();
+absl::Status Prefill::CommitChunk(Sequence* sequence, int64_t num_rows, ToDraft to_draft) {
+  FullKv& full = sequence->full;
+  VC_RETURN_IF_ERROR(full.pass_status());
+  full.Commit(num_rows);
+  if (to_draft == ToDraft::kYes) {  // while they are in RAM
+    DraftKv& draft = *sequence->draft;
+    VC_RETURN_IF_ERROR(
+        draft.CommitRows(full, full.num_tokens() - num_rows, full.num_tokens(), pool_));
+    draft.ReserveRows(sequence->draft_length.max());
+  }
+  return full.Spill();
 }
 
 absl::Status Prefill::Run(Sequence* sequence, const PrefillOptions& options) {

@@ -71,9 +71,10 @@ class Prefill {
 
  private:
   friend class PromptJob;
-  // Keeps the rows of the pass just run and spills what is beyond the hot blocks.
-  // ERRORS: those of the tier.
-  absl::Status CommitChunk(Sequence* sequence, int64_t num_rows);
+  // Keeps the rows of the pass just run, in the draft KV too where that was chosen in this pass,
+  // and spills what is beyond the hot blocks. ERRORS: those of the tier.
+  enum class ToDraft { kNo, kYes };
+  absl::Status CommitChunk(Sequence* sequence, int64_t num_rows, ToDraft to_draft = ToDraft::kNo);
   // Computes and commits the missing rows pass by pass; after each, `hidden` holds its rows at
   // positions >= logits_begin, the first of them at `first_pos`. False from on_chunk ends it.
   absl::Status ForEachChunk(Sequence* sequence, const PrefillOptions& options, int64_t logits_begin,

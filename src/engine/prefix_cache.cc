@@ -1,6 +1,7 @@
 #include "engine/prefix_cache.h"
 
 #include <algorithm>
+#include <ctime>
 #include <utility>
 
 namespace vericache {
@@ -26,6 +27,18 @@ bool RowFinite(const KvShape& shape, const uint16_t* block, int64_t slot) {
         return false;
   }
   return true;
+}
+
+// Shorter beginnings that are looked at for a draft KV: each is a round trip.
+constexpr int kDraftTries = 64;
+
+// A store far away may take its round trip even where computing would be faster still.
+Deadline DeadlineOf(double recompute_s) {
+  constexpr double kLeast = 0.25, kMost = 3600;
+  if (recompute_s <= 0) return kNoDeadline;
+  return std::chrono::steady_clock::now() +
+         std::chrono::duration_cast<std::chrono::steady_clock::duration>(
+             std::chrono::duration<double>(std::clamp(recompute_s, kLeast, kMost)));
 }
 
 // The scores of the first `num_tokens` positions.
@@ -85,7 +98,7 @@ std::unique_ptr<StoredPrefixes::Prompt> PrefixCache::PromptInStore(absl::Span<co
 // choice: prefill continues it while there are fewer new queries than a choice asks for.
 bool PrefixCache::FindDraft(const StoredPrefixes::Prompt* stored,
                             const MemoryPrefixes::Match& match, absl::Span<const TokenId> prompt,
-                            const DraftSpec& spec, PrefixHit* hit) {
+                            const DraftSpec& spec, Deadline deadline, PrefixHit* hit) {
   const int64_t num_prompt = static_cast<int64_t>(prompt.size());
   const int64_t least = std::max<int64_t>(1, num_prompt - QueryRowsWanted(spec) + 1);
   if (match.prefix != nullptr) {
@@ -97,8 +110,8 @@ bool PrefixCache::FindDraft(const StoredPrefixes::Prompt* stored,
         best = &draft;
     if (best != nullptr) hit->draft.emplace(best->kv.Copy());
   }
-  for (int64_t n = num_prompt; stored != nullptr && !hit->draft.has_value() && n >= least; --n) {
-    std::optional<DraftKv> draft = stored_->LoadDraft(*stored, n, spec);
+  if (stored != nullptr && !hit->draft.has_value()) {
+    std::optional<DraftKv> draft = stored_->LoadDraft(*stored, least, num_prompt, spec, deadline);
     if (draft.has_value()) hit->draft.emplace(std::move(*draft));
   }
   return hit->draft.has_value();
@@ -106,7 +119,7 @@ bool PrefixCache::FindDraft(const StoredPrefixes::Prompt* stored,
 
 void PrefixCache::FindScores(StoredPrefixes::Prompt* stored, const MemoryPrefixes::Match& match,
                              absl::Span<const TokenId> prompt, const DraftSpec& spec,
-                             PrefixHit* hit) {
+                             Deadline deadline, PrefixHit* hit) {
   if (spec.score_kind() == ScoreKind::kNone) return;
   const auto enough = [&](const std::shared_ptr<const KeyScores>& scores) {
     return scores != nullptr && 2 * scores->num_scored >= static_cast<int64_t>(prompt.size());
@@ -116,7 +129,8 @@ void PrefixCache::FindScores(StoredPrefixes::Prompt* stored, const MemoryPrefixe
     if (found != match.prefix->scores.end())
       hit->scores = Beginning(found->second, match.num_tokens);
   }
-  if (!enough(hit->scores) && stored != nullptr) hit->scores = stored_->LoadScores(*stored, spec);
+  if (!enough(hit->scores) && stored != nullptr)
+    hit->scores = stored_->LoadScores(*stored, spec, deadline);
   if (!enough(hit->scores)) hit->scores = nullptr;
 }
 
@@ -130,19 +144,20 @@ PrefixHit PrefixCache::Find(absl::Span<const TokenId> prompt, std::string_view s
   const MemoryPrefixes::Match match = memory_.Find(salt, prompt);
   if (room.memory_bytes < std::numeric_limits<uint64_t>::max()) LimitMemory(room.memory_bytes);
   const std::unique_ptr<StoredPrefixes::Prompt> stored = PromptInStore(prompt, salt);
-  FindScores(stored.get(), match, prompt, spec, &hit);
+  const Deadline deadline = DeadlineOf(room.recompute_s);
+  FindScores(stored.get(), match, prompt, spec, deadline, &hit);
   // The last token is always computed: its logits choose the first new one.
   int64_t common = std::min(match.num_tokens, num_prompt - 1);
-  const int64_t num_blocks = stored != nullptr ? stored_->CountBlocks(*stored) : 0;
+  const int64_t num_blocks = stored != nullptr ? stored_->CountBlocks(*stored, deadline) : 0;
   std::optional<FullKv> loaded;
   if (num_blocks * kBlockTokens > std::max(common, known_tokens)) {
-    loaded.emplace(stored_->LoadBlocks(*stored, num_blocks, room.hot_blocks));
+    loaded.emplace(stored_->LoadBlocks(*stored, num_blocks, room.hot_blocks, deadline));
     if (loaded->num_tokens() <= common) loaded.reset();
     if (loaded.has_value()) common = std::min(loaded->num_tokens(), num_prompt - 1);
   }
   if (common <= known_tokens) return hit;
   const int64_t wanted = spec.uses_queries() ? QueryRowsWanted(spec) : 0;
-  if (num_prompt - common < wanted && !FindDraft(stored.get(), match, prompt, spec, &hit))
+  if (num_prompt - common < wanted && !FindDraft(stored.get(), match, prompt, spec, deadline, &hit))
     common = std::max<int64_t>(0, num_prompt - wanted);
   if (common <= known_tokens) {
     hit.draft.reset();
@@ -152,6 +167,30 @@ PrefixHit PrefixCache::Find(absl::Span<const TokenId> prompt, std::string_view s
   ++(loaded.has_value() ? stats_.store_hits : stats_.memory_hits);
   stats_.found_tokens += common;
   return hit;
+}
+
+std::optional<DraftKv> PrefixCache::FindDraftAlone(absl::Span<const TokenId> prompt,
+                                                   std::string_view salt, const DraftSpec& spec,
+                                                   double recompute_s) {
+  const std::unique_ptr<StoredPrefixes::Prompt> stored = PromptInStore(prompt, salt);
+  if (stored == nullptr || !spec.enabled) return std::nullopt;
+  const Deadline deadline = DeadlineOf(recompute_s);
+  const int64_t num_prompt = static_cast<int64_t>(prompt.size());
+  ++stats_.lookups;
+  stats_.looked_up_tokens += num_prompt;
+  // A prefix and its drafts are stored together: the names of its blocks tell how long it is.
+  int64_t blocks = stored_->CountBlocks(*stored, deadline);
+  std::optional<DraftKv> draft;
+  const int64_t open = blocks * kBlockTokens;
+  if (open < num_prompt && num_prompt - open < kBlockTokens)
+    draft = stored_->LoadDraft(*stored, num_prompt, num_prompt, spec, deadline);
+  for (int tries = 0; !draft.has_value() && blocks > 0 && tries < kDraftTries; --blocks, ++tries)
+    draft =
+        stored_->LoadDraft(*stored, blocks * kBlockTokens, blocks * kBlockTokens, spec, deadline);
+  if (!draft.has_value()) return draft;
+  ++stats_.store_hits;
+  stats_.found_tokens += draft->num_tokens();
+  return draft;
 }
 
 void PrefixCache::Add(const Finding& finding) {
@@ -167,8 +206,10 @@ void PrefixCache::Add(const Finding& finding) {
     }
     return;
   }
-  const bool keeps_draft = finding.draft != nullptr && finding.spec.uses_queries() &&
-                           2 * finding.known_tokens < static_cast<int64_t>(finding.tokens.size());
+  const bool pays = finding.spec.uses_queries() &&
+                    2 * finding.known_tokens < static_cast<int64_t>(finding.tokens.size());
+  const bool keeps_draft =
+      finding.draft != nullptr && (pays || finding.keep_draft == Finding::Draft::kAlways);
   AddToMemory(finding, keeps_draft);
   AddToStore(finding, keeps_draft);
 }
@@ -193,8 +234,12 @@ void PrefixCache::AddToStore(const Finding& f, bool keeps_draft) {
   record.tokens.assign(f.tokens.begin(), f.tokens.end());
   record.chain = prompt->chain;
   record.num_known_blocks = f.known_tokens / kBlockTokens;
+  record.about = {options_.model_name, options_.identity.model_digest, options_.identity.kv_format,
+                  std::string(f.label), static_cast<int64_t>(std::time(nullptr))};
   if (keeps_draft) {
     const int64_t num_tokens = static_cast<int64_t>(f.tokens.size());
+    record.draft_spec = f.spec.ToString();
+    record.draft_tokens = num_tokens;
     f.draft->AppendTo(&record.draft);
     record.draft_last = prompt->LastKey(num_tokens);
     record.draft_key = prompt->keyer.DraftKey(record.draft_last, f.spec.ToString());
@@ -216,6 +261,10 @@ void PrefixCache::LimitMemory(uint64_t bytes) {
 
 void PrefixCache::WaitForWrites() {
   if (writer_ != nullptr) writer_->Wait();
+}
+
+bool PrefixCache::WaitForWrites(std::chrono::milliseconds time) {
+  return writer_ == nullptr || writer_->WaitFor(time);
 }
 
 PrefixStats PrefixCache::Stats() {

@@ -8,6 +8,7 @@
 // THREADS: one call at a time; writing goes on beside (engine/prefix_writer.h).
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <limits>
@@ -27,6 +28,7 @@ namespace vericache {
 
 struct PrefixCacheOptions {
   PrefixIdentity identity;           // without salt: that is the request's
+  std::string model_name;            // for `vericache prefix ls`
   uint64_t memory_bytes = 0;         // 0: nothing is kept in RAM
   std::unique_ptr<BlobStore> store;  // may be null
   bool store_read_only = false;
@@ -52,12 +54,15 @@ struct PrefixHit {
   int64_t num_tokens() const { return full.has_value() ? full->num_tokens() : 0; }
 };
 
-// Under a KV budget: what a look-up may put into RAM.
+// What a look-up may cost. Under a KV budget: what it may put into RAM.
 struct PrefixRoom {
   // Whole blocks of what is loaded; the rest is spilled as it comes. < 0: as new_full says.
   int64_t hot_blocks = -1;
   // LimitMemory() for what is kept, before anything is loaded.
   uint64_t memory_bytes = std::numeric_limits<uint64_t>::max();
+  // Seconds in which the prompt could be computed: no store is waited for any longer, in all. 0:
+  // not known.
+  double recompute_s = 0;
 };
 
 class PrefixCache {
@@ -71,6 +76,11 @@ class PrefixCache {
   // `known_tokens`: the rows a session lends anyway; no shorter hit is given.
   PrefixHit Find(absl::Span<const TokenId> prompt, std::string_view salt, const DraftSpec& spec,
                  int64_t known_tokens, const PrefixRoom& room = {});
+  // The draft KV of the longest beginning of `prompt` that the store has one for, and nothing of
+  // its full KV: for a node that drafts far from it. Looks at whole blocks from the longest stored
+  // beginning down, and at the prompt itself. recompute_s: as in PrefixRoom.
+  std::optional<DraftKv> FindDraftAlone(absl::Span<const TokenId> prompt, std::string_view salt,
+                                        const DraftSpec& spec, double recompute_s);
   // What is kept in RAM takes at most this from now on, and never more than
   // PrefixCacheOptions::memory_bytes.
   void LimitMemory(uint64_t bytes);
@@ -85,17 +95,27 @@ class PrefixCache {
     const DraftKv* draft = nullptr;  // over all of `tokens`, or null
     std::shared_ptr<const KeyScores> scores;
     int64_t known_tokens = 0;  // rows that came out of this cache
+    enum class Draft { kAsItPays, kAlways };
+    Draft keep_draft = Draft::kAsItPays;
+    std::string_view label;  // for `vericache prefix ls`
   };
   void Add(const Finding& finding);
 
   void WaitForWrites();
+  // True: nothing is left to be written; false: not within `time`.
+  bool WaitForWrites(std::chrono::milliseconds time);
+  // As StoredPrefixes has them; 0 without a store.
+  uint64_t saved_bytes() const { return stored_ == nullptr ? 0 : stored_->saved_bytes(); }
+  int64_t failed_saves() const { return stored_ == nullptr ? 0 : stored_->failed_saves(); }
   PrefixStats Stats();
 
  private:
   bool FindDraft(const StoredPrefixes::Prompt* stored, const MemoryPrefixes::Match& match,
-                 absl::Span<const TokenId> prompt, const DraftSpec& spec, PrefixHit* hit);
+                 absl::Span<const TokenId> prompt, const DraftSpec& spec, Deadline deadline,
+                 PrefixHit* hit);
   void FindScores(StoredPrefixes::Prompt* stored, const MemoryPrefixes::Match& match,
-                  absl::Span<const TokenId> prompt, const DraftSpec& spec, PrefixHit* hit);
+                  absl::Span<const TokenId> prompt, const DraftSpec& spec, Deadline deadline,
+                  PrefixHit* hit);
   std::unique_ptr<StoredPrefixes::Prompt> PromptInStore(absl::Span<const TokenId> tokens,
                                                         std::string_view salt) const;
   void AddToMemory(const Finding& finding, bool keeps_draft);

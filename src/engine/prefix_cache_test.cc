@@ -53,12 +53,20 @@ class SharedStore : public BlobStore {
     std::this_thread::sleep_for(std::chrono::microseconds(b_->put_us));
     return b_->broken ? absl::ResourceExhaustedError("full") : b_->blobs.Put(key, parts);
   }
-  absl::StatusOr<BlobBytes> Get(const BlobKey& key) override {
+  using BlobStore::Get;
+  absl::StatusOr<BlobBytes> Get(const BlobKey& key, Deadline deadline) override {
     if (b_->broken) return absl::UnavailableError("broken");
-    return b_->blobs.Get(key);
+    return b_->blobs.Get(key, deadline);
   }
-  bool Contains(const BlobKey& key) override { return b_->blobs.Contains(key); }
-  void Remove(const BlobKey& key) override { b_->blobs.Remove(key); }
+  absl::StatusOr<int64_t> CountPresent(absl::Span<const BlobKey> keys, Deadline deadline) override {
+    return b_->blobs.CountPresent(keys, deadline);
+  }
+  absl::Status Remove(const BlobKey& key) override { return b_->blobs.Remove(key); }
+  absl::Status List(std::string_view hex_prefix,
+                    const std::function<bool(const BlobInfo&)>& visit) override {
+    return b_->blobs.List(hex_prefix, visit);
+  }
+  std::string Name() const override { return "shared"; }
   void Touch(absl::Span<const BlobKey> keys) override {}
   BlobStoreStats Stats() override { return b_->blobs.Stats(); }
 
@@ -351,7 +359,7 @@ TEST(PrefixCache, AStoredDraftOfAnotherLengthIsRefused) {
     const auto ids = prompt.LastIds(100);
     record.draft_ids.assign(ids.begin(), ids.end());
     ASSERT_TRUE(stored.Save(record));
-    const std::optional<DraftKv> draft = stored.LoadDraft(prompt, 100, spec);
+    const std::optional<DraftKv> draft = stored.LoadDraft(prompt, 100, 100, spec, kNoDeadline);
     EXPECT_EQ(draft.has_value(), stands_for == 100) << stands_for;
   }
 }

@@ -35,6 +35,15 @@ void PrefixWriter::Wait() {
   Reap();
 }
 
+bool PrefixWriter::WaitFor(std::chrono::milliseconds time) {
+  {
+    std::unique_lock lock(mutex_);
+    if (!idle_.wait_for(lock, time, [this] { return queue_.empty() && !busy_; })) return false;
+  }
+  Reap();
+  return true;
+}
+
 void PrefixWriter::Reap() {
   std::vector<StoredPrefixes::Record> done;
   const std::lock_guard lock(mutex_);

@@ -7,6 +7,7 @@
 // THREADS: one caller.
 #pragma once
 
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
@@ -31,6 +32,8 @@ class PrefixWriter {
   bool Push(StoredPrefixes::Record record);
   // Returns once everything pushed has been written or given up.
   void Wait();
+  // True: it has; false: not within `time`.
+  bool WaitFor(std::chrono::milliseconds time);
   // Destroys the records that have been written.
   void Reap();
 

@@ -10,6 +10,16 @@
 #include "kv/selectors/selector.h"
 
 namespace vericache {
+namespace {
+
+// Rows of a last chunk that chooses the draft KV in its own pass: enough of them to vote, few
+// enough to be appended whole behind what they choose (a pass votes on committed positions only).
+constexpr int64_t kLeastVoters = PassReselector::kVoters, kMostAppended = 64;
+// Prompts of fewer tokens are asked afterwards: a chunk is cut in two for it, and a pass of the
+// weights would cost more; and rows appended whole would be much of a small draft KV.
+constexpr int64_t kLeastTokens = 4096;
+
+}  // namespace
 
 // The observers that a cold prompt's scores need see the same passes.
 PromptJob::PromptJob(Sequence* sequence, const Model* model, Forward* forward, Prefill* prefill,
@@ -18,6 +28,7 @@ PromptJob::PromptJob(Sequence* sequence, const Model* model, Forward* forward, P
       model_(model),
       forward_(forward),
       prefill_(prefill),
+      pool_(pool),
       options_(std::move(options)),
       resumes_(sequence->num_emitted() > 0),
       target_(static_cast<int64_t>(sequence->tokens.size()) - (resumes_ ? 1 : 0)) {
@@ -36,7 +47,7 @@ PromptJob::PromptJob(Sequence* sequence, const Model* model, Forward* forward, P
 absl::StatusOr<RowGroup> PromptJob::Plan(int64_t num_rows) {
   Sequence& s = *sequence_;
   const int64_t begin = s.full.num_tokens();
-  planned_ = std::min(num_rows, rows_left());
+  planned_ = RowsOfChunk(std::min(num_rows, rows_left()));
   VC_RETURN_IF_ERROR(s.full.Reserve(planned_));
   RowGroup group;
   group.tokens = absl::MakeConstSpan(s.tokens).subspan(begin, planned_);
@@ -44,8 +55,30 @@ absl::StatusOr<RowGroup> PromptJob::Plan(int64_t num_rows) {
   group.kv = &s.full;
   group.logits_begin = resumes_ ? planned_ : std::clamp<int64_t>(target_ - 1 - begin, 0, planned_);
   if (wants_all_rows()) group.logits_begin = 0;
+  if (planned_ == rows_left() && MayChooseInPass(planned_)) StartChoice();
   group.observer = observers_.empty() ? nullptr : &observers_;
   return group;
+}
+
+bool PromptJob::MayChooseInPass(int64_t num_rows) const {
+  const Sequence& s = *sequence_;
+  return s.spec.reselects() && s.spec.score != VerifyScore::kVegas && !wants_scores_ &&
+         !s.draft.has_value() && s.max_tokens > 0 && target_ >= kLeastTokens &&
+         num_rows >= kLeastVoters && num_rows <= kMostAppended;
+}
+
+int64_t PromptJob::RowsOfChunk(int64_t num_rows) const {
+  const int64_t left = rows_left();
+  if (left <= kLeastVoters || !MayChooseInPass(kLeastVoters)) return num_rows;
+  if (num_rows == left) return left <= kMostAppended ? left : left - kLeastVoters;
+  return std::min(num_rows, left - kLeastVoters);
+}
+
+void PromptJob::StartChoice() {
+  Sequence& s = *sequence_;
+  s.draft.emplace(NewDraftKv(model_->config.kv_shape(), s.spec, model_->kernels));
+  reselector_.emplace(&s, s.full.num_tokens(), planned_, model_->kernels, pool_);
+  observers_.Add(&*reselector_);
 }
 
 absl::Status PromptJob::ShowRows(absl::Span<const float> hidden, int64_t first_pos) {
@@ -68,7 +101,11 @@ absl::Status PromptJob::ShowRows(absl::Span<const float> hidden, int64_t first_p
 absl::Status PromptJob::Settle(absl::Span<const float> rows) {
   Sequence& s = *sequence_;
   const int64_t first_pos = s.full.num_tokens();
-  VC_RETURN_IF_ERROR(prefill_->CommitChunk(&s, planned_));
+  const auto to_draft = reselector_.has_value() ? Prefill::ToDraft::kYes : Prefill::ToDraft::kNo;
+  if (absl::Status status = prefill_->CommitChunk(&s, planned_, to_draft); !status.ok()) {
+    if (reselector_.has_value()) s.draft.reset();  // made from what could not be read
+    return status;
+  }
   if (wants_all_rows()) VC_RETURN_IF_ERROR(ShowRows(rows, first_pos));
   const float* hidden =
       rows.empty() ? nullptr : rows.data() + rows.size() - model_->config.hidden_size;
@@ -91,7 +128,7 @@ absl::Status PromptJob::FinishPrompt(const float* hidden) {
     EmitFirst(last.data());
   }
   // A session's draft must go on standing for all of its rows, even if the answer ends here.
-  if (s.spec.enabled && (!s.done() || s.draft.has_value()))
+  if (s.spec.enabled && !reselector_.has_value() && (!s.done() || s.draft.has_value()))
     VC_RETURN_IF_ERROR(prefill_->BuildDraft(&s));
   // Under a budget the draft KV may have to be made again.
   if (!s.spec.reselects() && !s.memory.has_value()) s.queries.reset();

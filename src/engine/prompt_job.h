@@ -14,6 +14,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "engine/pass_reselect.h"
 #include "engine/prefill.h"
 #include "engine/scorers.h"
 #include "engine/sequence.h"
@@ -29,8 +30,9 @@ class PromptJob {
             ThreadPool* pool, PrefillOptions options);
 
   int64_t rows_left() const { return target_ - sequence_->full.num_tokens(); }
-  // The next `num_rows` rows, at most rows_left(). The last chunk has one row with logits.
-  // ERRORS: kResourceExhausted: no room for their K/V.
+  // The next `num_rows` rows, at most rows_left(), or fewer where that leaves a last chunk whose
+  // own attention can choose the draft KV. The last chunk has one row with logits. ERRORS:
+  // kResourceExhausted: no room for their K/V.
   absl::StatusOr<RowGroup> Plan(int64_t num_rows);
   // After the pass. hidden: [rows with logits][hidden_size] of the chunk, the prompt's last row
   // last; empty if there are none. Behind the last chunk this makes the scores that the spec needs
@@ -39,6 +41,10 @@ class PromptJob {
   absl::Status Settle(absl::Span<const float> hidden);
 
  private:
+  // Whether the pass of the last `num_rows` rows may choose the draft KV as it goes.
+  bool MayChooseInPass(int64_t num_rows) const;
+  int64_t RowsOfChunk(int64_t num_rows) const;
+  void StartChoice();
   bool wants_all_rows() const { return !resumes_ && sequence_->on_prompt_row != nullptr; }
   absl::Status ShowRows(absl::Span<const float> hidden, int64_t first_pos);
   void EmitFirst(const float* hidden);
@@ -48,12 +54,14 @@ class PromptJob {
   const Model* model_;
   Forward* forward_;
   Prefill* prefill_;
+  ThreadPool* pool_;
   PrefillOptions options_;
   const bool resumes_;
   const int64_t target_;  // rows to have in the end
   int64_t planned_ = 0;
   bool wants_scores_ = false;
   std::optional<PromptScorer> scorer_;
+  std::optional<PassReselector> reselector_;  // of the last chunk
   ObserverList observers_;
 };
 

@@ -34,6 +34,7 @@ void RoundRunner::Run(absl::Span<Sequence* const> sequences) {
     starts_.push_back(
         {s->rounds.size(), s->draft.has_value() ? s->draft->num_bytes() : 0, s->full.num_bytes()});
     if (!s->draft.has_value()) continue;
+    verifier_.RefreshChoice(s);
     drafting_.push_back(s);
     lengths_.push_back(DraftLengthFor(*s));
   }

@@ -68,12 +68,13 @@ struct Sequence {
   absl::Status error;              // why finish is kError
   std::vector<RoundStats> rounds;  // prefill's own token is not a round
 
-  int plain_rounds = 0;  // since the draft KV was last chosen anew
+  int64_t num_unchosen = 0;  // tokens since the draft KV was last chosen anew
 
   DraftVocab draft_vocab;  // what the drafter chooses from
 
   // The drafter's proposal of the current round (empty between rounds).
   std::vector<DraftToken> drafted;
+  bool proposed = false;  // by something else, without the draft KV
   // What else proposes tokens: look-up, and a smaller model with K/V of its own over the same
   // tokens (engine/model_proposer.h). Made when first asked.
   std::optional<NgramProposer> ngrams;

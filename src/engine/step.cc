@@ -14,6 +14,7 @@ void StepRunner::Run(absl::Span<StepItem> items, bool with_confidence) {
   for (StepItem& item : items) {
     before.emplace_back(item.sequence->full.stream_totals(), item.sequence->num_emitted());
     if (item.kind == StepKind::kDraft) {
+      verifier_.RefreshChoice(item.sequence);
       drafting_.push_back({item.sequence, item.proposals});
       item.rows_run = static_cast<int64_t>(item.proposals.size()) + 1;
     }

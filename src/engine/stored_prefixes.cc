@@ -9,10 +9,18 @@
 namespace vericache {
 namespace {
 
+constexpr size_t kMaxKnownRecords = 64;
 constexpr int64_t kLoadedAtOnce = 2;  // blocks between two looks at what must be spilled
 
 std::string_view TextOf(const void* data, size_t size) {
   return {static_cast<const char*>(data), size};
+}
+
+std::vector<BlobKey> BlobKeys(const std::vector<PrefixKey>& chain) {
+  std::vector<BlobKey> keys;
+  keys.reserve(chain.size());
+  for (const PrefixKey& key : chain) keys.push_back(key.digest);
+  return keys;
 }
 
 }  // namespace
@@ -33,68 +41,81 @@ PrefixKey StoredPrefixes::Prompt::LastKey(int64_t num_tokens) const {
   return keyer.Next(whole > 0 ? chain[whole - 1] : keyer.Root(), LastIds(num_tokens));
 }
 
-int64_t StoredPrefixes::CountBlocks(const Prompt& prompt) const {
-  int64_t count = 0;
-  while (count < static_cast<int64_t>(prompt.chain.size()) &&
-         store_->Contains(prompt.chain[count].digest))
-    ++count;
-  return count;
+int64_t StoredPrefixes::CountBlocks(const Prompt& prompt, Deadline deadline) const {
+  const std::vector<BlobKey> keys = BlobKeys(prompt.chain);
+  return store_->CountPresent(keys, deadline).value_or(0);
 }
 
-absl::StatusOr<absl::Span<const uint8_t>> StoredPrefixes::Fetch(const BlobKey& key,
-                                                                PrefixBlobKind kind,
-                                                                const PrefixKey& prefix,
-                                                                absl::Span<const TokenId> ids,
-                                                                BlobBytes* blob) {
-  VC_ASSIGN_OR_RETURN(*blob, store_->Get(key));
+absl::StatusOr<absl::Span<const uint8_t>> StoredPrefixes::Fetch(
+    const BlobKey& key, PrefixBlobKind kind, const PrefixKey& prefix, absl::Span<const TokenId> ids,
+    BlobBytes* blob, Deadline deadline) {
+  VC_ASSIGN_OR_RETURN(*blob, store_->Get(key, deadline));
   return OpenPrefixBlob({blob->data(), blob->size()}, kind, prefix, ids);
 }
 
-FullKv StoredPrefixes::LoadBlocks(const Prompt& prompt, int64_t num_blocks, int64_t hot_blocks) {
+FullKv StoredPrefixes::LoadBlocks(const Prompt& prompt, int64_t num_blocks, int64_t hot_blocks,
+                                  Deadline deadline) {
   FullKv full = new_full_();
   if (hot_blocks >= 0) full.set_hot_blocks(hot_blocks);
   int64_t loaded = 0;
-  for (BlobBytes blob; loaded < num_blocks; ++loaded) {
+  std::vector<BlobKey> keys = BlobKeys(prompt.chain);
+  keys.resize(num_blocks);
+  store_->GetMany(keys, deadline, [&](size_t, absl::StatusOr<BlobBytes> blob) {
+    if (!blob.ok()) return false;
     // Block by block: more than fits into memory goes to the tier as it comes.
-    if (loaded % kLoadedAtOnce == 0 && !full.Spill().ok()) break;
-    if (!full.ResizeForLoad((loaded + 1) * kBlockTokens).ok()) break;
-    const PrefixKey& key = prompt.chain[loaded];
-    const auto payload =
-        Fetch(key.digest, PrefixBlobKind::kBlock, key, prompt.BlockIds(loaded), &blob);
-    if (!payload.ok() || payload->size() != full.block_bytes()) break;
+    if (loaded % kLoadedAtOnce == 0 && !full.Spill().ok()) return false;
+    if (!full.ResizeForLoad((loaded + 1) * kBlockTokens).ok()) return false;
+    const auto payload = OpenPrefixBlob({blob->data(), blob->size()}, PrefixBlobKind::kBlock,
+                                        prompt.chain[loaded], prompt.BlockIds(loaded));
+    if (!payload.ok() || payload->size() != full.block_bytes()) return false;
     std::memcpy(full.mutable_block(loaded), payload->data(), payload->size());
-  }
+    ++loaded;
+    return true;
+  });
   return full.num_tokens() == loaded * kBlockTokens ? std::move(full)
                                                     : full.Fork(loaded * kBlockTokens);
 }
 
-std::optional<DraftKv> StoredPrefixes::LoadDraft(const Prompt& prompt, int64_t num_tokens,
-                                                 const DraftSpec& spec) {
-  const PrefixKey last = prompt.LastKey(num_tokens);
-  const BlobKey key = prompt.keyer.DraftKey(last, spec.ToString());
-  if (!store_->Contains(key)) return std::nullopt;
-  BlobBytes blob;
-  const auto payload = Fetch(key, PrefixBlobKind::kDraft, last, prompt.LastIds(num_tokens), &blob);
-  if (!payload.ok()) return std::nullopt;
-  DraftKv draft = NewDraftKv(shape_, spec, kernels_);
-  std::string_view bytes = TextOf(payload->data(), payload->size());
-  if (!draft.ReadFrom(&bytes).ok() || !bytes.empty() || draft.num_tokens() != num_tokens)
-    return std::nullopt;
-  return draft;
+std::optional<DraftKv> StoredPrefixes::LoadDraft(const Prompt& prompt, int64_t least, int64_t most,
+                                                 const DraftSpec& spec, Deadline deadline) {
+  std::vector<PrefixKey> lasts;
+  std::vector<BlobKey> keys;
+  for (int64_t n = most; n >= least; --n) {
+    lasts.push_back(prompt.LastKey(n));
+    keys.push_back(prompt.keyer.DraftKey(lasts.back(), spec.ToString()));
+  }
+  std::optional<DraftKv> found;
+  // All asked for at once: most are not there, and each answer would be a round trip.
+  store_->GetMany(keys, deadline, [&](size_t idx, absl::StatusOr<BlobBytes> blob) {
+    if (!blob.ok()) return absl::IsNotFound(blob.status());
+    const int64_t num_tokens = most - static_cast<int64_t>(idx);
+    const auto payload = OpenPrefixBlob({blob->data(), blob->size()}, PrefixBlobKind::kDraft,
+                                        lasts[idx], prompt.LastIds(num_tokens));
+    if (!payload.ok()) return true;
+    DraftKv draft = NewDraftKv(shape_, spec, kernels_);
+    std::string_view bytes = TextOf(payload->data(), payload->size());
+    if (draft.ReadFrom(&bytes).ok() && bytes.empty() && draft.num_tokens() == num_tokens)
+      found.emplace(std::move(draft));
+    return !found.has_value();
+  });
+  return found;
 }
 
 std::shared_ptr<const KeyScores> StoredPrefixes::LoadScores(const Prompt& prompt,
-                                                            const DraftSpec& spec) {
+                                                            const DraftSpec& spec,
+                                                            Deadline deadline) {
   auto scores = std::make_shared<KeyScores>();
   scores->of_head.resize(num_lists());
   const std::string score_key = spec.score_key();
   constexpr size_t kListBytes = kBlockTokens * sizeof(float);
-  BlobBytes blob;
-  for (size_t block = 0; block < prompt.chain.size(); ++block) {
-    const PrefixKey& key = prompt.chain[block];
-    const auto payload = Fetch(prompt.keyer.ScoresKey(key, score_key), PrefixBlobKind::kScores, key,
-                               prompt.BlockIds(static_cast<int64_t>(block)), &blob);
-    if (!payload.ok() || payload->size() != num_lists() * kListBytes) break;
+  std::vector<BlobKey> keys;
+  for (const PrefixKey& key : prompt.chain) keys.push_back(prompt.keyer.ScoresKey(key, score_key));
+  store_->GetMany(keys, deadline, [&](size_t block, absl::StatusOr<BlobBytes> blob) {
+    if (!blob.ok()) return false;
+    const auto payload =
+        OpenPrefixBlob({blob->data(), blob->size()}, PrefixBlobKind::kScores, prompt.chain[block],
+                       prompt.BlockIds(static_cast<int64_t>(block)));
+    if (!payload.ok() || payload->size() != num_lists() * kListBytes) return false;
     for (size_t list = 0; list < num_lists(); ++list) {
       std::vector<float>& of_head = scores->of_head[list];
       of_head.resize(of_head.size() + kBlockTokens);
@@ -102,7 +123,8 @@ std::shared_ptr<const KeyScores> StoredPrefixes::LoadScores(const Prompt& prompt
                   kListBytes);
     }
     scores->num_scored += kBlockTokens;
-  }
+    return true;
+  });
   if (scores->num_scored == 0) return nullptr;
   return scores;
 }
@@ -110,16 +132,61 @@ std::shared_ptr<const KeyScores> StoredPrefixes::LoadScores(const Prompt& prompt
 bool StoredPrefixes::PutIfMissing(const BlobKey& key, PrefixBlobKind kind, const PrefixKey& prefix,
                                   absl::Span<const TokenId> ids, std::string_view payload,
                                   Held held) {
-  if (store_->Contains(key)) {
+  if (store_->ContainsEverywhere(key)) {
     BlobBytes blob;
-    if (held == Held::kTrusted || Fetch(key, kind, prefix, ids, &blob).ok()) return true;
+    if (held == Held::kTrusted || Fetch(key, kind, prefix, ids, &blob, kNoDeadline).ok()) {
+      saved_bytes_ += payload.size();
+      return true;
+    }
   }
   const std::string head = PrefixBlobHead(kind, prefix, ids, payload.size());
-  return store_->Put(key, {head, payload}).ok();
+  if (!store_->Put(key, {head, payload}).ok()) return false;
+  saved_bytes_ += payload.size();
+  return true;
 }
 
 bool StoredPrefixes::Save(const Record& r) {
   std::vector<BlobKey> used;
+  const bool whole = SaveBlobs(r, &used) && SaveAbout(r, &used);
+  if (!whole) ++failed_saves_;
+  store_->Touch(used);
+  return whole;
+}
+
+// Last of all: a record speaks of blobs that are there.
+bool StoredPrefixes::SaveAbout(const Record& r, std::vector<BlobKey>* used) {
+  if (r.chain.empty() || r.about.model_digest.empty()) return true;
+  PrefixRecord about = r.about;
+  about.num_tokens = static_cast<int64_t>(r.chain.size()) * kBlockTokens;
+  about.block_bytes = r.full.block_bytes();
+  about.blocks = BlobKeys(r.chain);
+  about.scores = r.score_keys;
+  if (!r.draft.empty())
+    about.drafts.push_back(
+        {r.draft_spec, r.draft_key, static_cast<int64_t>(r.draft_tokens), r.draft.size()});
+  const BlobKey key = PrefixRecordKey(about.blocks.back());
+  used->push_back(key);
+  // What this writer has written need not be read again; what is there must be kept.
+  const auto known = known_records_.find(key);
+  std::string old_text = known != known_records_.end() ? known->second : "";
+  if (old_text.empty())
+    if (const absl::StatusOr<BlobBytes> old = store_->Get(key); old.ok())
+      old_text = TextOf(old->data(), old->size());
+  const auto older =
+      ParsePrefixRecord({reinterpret_cast<const uint8_t*>(old_text.data()), old_text.size()});
+  if (older.ok() && older->blocks == about.blocks)
+    about = MergedPrefixRecord(*older, std::move(about));
+  const std::string text = EncodePrefixRecord(about);
+  if (text != old_text || !store_->ContainsEverywhere(key)) {
+    if (!store_->Put(key, {text}).ok()) return false;
+  }
+  if (known_records_.size() >= kMaxKnownRecords) known_records_.clear();
+  known_records_[key] = text;
+  return true;
+}
+
+bool StoredPrefixes::SaveBlobs(const Record& r, std::vector<BlobKey>* used_blobs) {
+  std::vector<BlobKey>& used = *used_blobs;
   bool whole = true;
   const int64_t num_scored = static_cast<int64_t>(r.score_keys.size());
   std::vector<uint16_t> scratch;
@@ -147,7 +214,6 @@ bool StoredPrefixes::Save(const Record& r) {
                          Held::kChecked);
     used.push_back(r.draft_key);
   }
-  store_->Touch(used);
   return whole;
 }
 

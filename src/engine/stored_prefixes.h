@@ -2,11 +2,13 @@
 //
 // Blocks are found and read in order of position, and the first miss ends a prefix. Whatever is
 // missing, damaged or of other tokens is computed again; no error of the store reaches a request.
-// THREADS: reading and Save() may run at the same time.
+// THREADS: reading and one Save() may run at the same time.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -20,6 +22,7 @@
 #include "kv/full_kv.h"
 #include "kv/prefix_blob.h"
 #include "kv/prefix_key.h"
+#include "kv/prefix_record.h"
 #include "kv/selectors/selector.h"
 #include "storage/blob_store.h"
 
@@ -52,15 +55,19 @@ class StoredPrefixes {
     PrefixKey LastKey(int64_t num_tokens) const;
   };
 
-  // Whole blocks that the store seems to have from position 0 on.
-  int64_t CountBlocks(const Prompt& prompt) const;
+  // Whole blocks that the store seems to have from position 0 on. After `deadline`, here and below:
+  // none, or what came before it.
+  int64_t CountBlocks(const Prompt& prompt, Deadline deadline) const;
   // The first `num_blocks` blocks, or as many as are sound. Empty: no memory. hot_blocks: whole
   // blocks that may stay in RAM; < 0: as new_full has it.
-  FullKv LoadBlocks(const Prompt& prompt, int64_t num_blocks, int64_t hot_blocks = -1);
-  // The draft KV of the first `num_tokens` tokens.
-  std::optional<DraftKv> LoadDraft(const Prompt& prompt, int64_t num_tokens, const DraftSpec& spec);
+  FullKv LoadBlocks(const Prompt& prompt, int64_t num_blocks, int64_t hot_blocks,
+                    Deadline deadline);
+  // The draft KV of the first n tokens, most >= n >= least, with the largest n that has one.
+  std::optional<DraftKv> LoadDraft(const Prompt& prompt, int64_t least, int64_t most,
+                                   const DraftSpec& spec, Deadline deadline);
   // Scores of as many blocks from position 0 on as have some; null if none has.
-  std::shared_ptr<const KeyScores> LoadScores(const Prompt& prompt, const DraftSpec& spec);
+  std::shared_ptr<const KeyScores> LoadScores(const Prompt& prompt, const DraftSpec& spec,
+                                              Deadline deadline);
 
   // What is to be kept of one sequence. Owns everything: it is written on another thread.
   struct Record {
@@ -74,6 +81,10 @@ class StoredPrefixes {
     std::vector<TokenId> draft_ids;   // and its ids
     std::vector<BlobKey> score_keys;  // [blocks with scores]
     std::shared_ptr<const KeyScores> scores;
+    // What `vericache prefix ls` is to say; the names of the blobs are filled in by Save().
+    PrefixRecord about;
+    std::string draft_spec;    // of `draft`,
+    int64_t draft_tokens = 0;  // and its tokens
 
     explicit Record(FullKv kv) : full(std::move(kv)) {}
   };
@@ -82,10 +93,18 @@ class StoredPrefixes {
   // False: it gave up at a blob that could not be put.
   bool Save(const Record& record);
 
+  // Since the beginning: payload bytes of blobs that the store had or has got, and records that
+  // were given up. THREADS: may be read while Save() runs.
+  uint64_t saved_bytes() const { return saved_bytes_; }
+  int64_t failed_saves() const { return failed_saves_; }
+
  private:
   absl::StatusOr<absl::Span<const uint8_t>> Fetch(const BlobKey& key, PrefixBlobKind kind,
                                                   const PrefixKey& prefix,
-                                                  absl::Span<const TokenId> ids, BlobBytes* blob);
+                                                  absl::Span<const TokenId> ids, BlobBytes* blob,
+                                                  Deadline deadline);
+  bool SaveBlobs(const Record& record, std::vector<BlobKey>* used);
+  bool SaveAbout(const Record& record, std::vector<BlobKey>* used);
   enum class Held { kTrusted, kChecked };
   bool PutIfMissing(const BlobKey& key, PrefixBlobKind kind, const PrefixKey& prefix,
                     absl::Span<const TokenId> ids, std::string_view payload, Held held);
@@ -95,6 +114,9 @@ class StoredPrefixes {
   KvShape shape_;
   const KernelTable* kernels_;
   std::function<FullKv()> new_full_;
+  std::atomic<uint64_t> saved_bytes_{0};
+  std::atomic<int64_t> failed_saves_{0};
+  std::map<BlobKey, std::string> known_records_;  // of Save() alone, which has one caller
 };
 
 }  // namespace vericache

@@ -10,10 +10,23 @@ namespace {
 
 constexpr size_t kMaxRowsPerTurn = 16 * kLogitsRows;
 // Choosing anew costs more than a plain step (at 4K tokens four times as much), and a single query
-// votes badly. While nothing is drafted, the choice holds for as many tokens as vote on it.
-constexpr int kPlainRoundsPerChoice = 32;
+// votes badly. While the draft KV drafts nothing it is left as it is and grows by the new rows; it
+// is chosen anew before it drafts again (RefreshChoice()), or when it has grown by so many. Under a
+// budget, where it may not grow, by as many as vote.
+constexpr int64_t kStaleChoice = 32, kMostUnchosen = 512, kMostUnchosenOfBudget = kStaleChoice;
 
 }  // namespace
+
+void Verifier::RefreshChoice(Sequence* sequence) {
+  Sequence& s = *sequence;
+  if (s.num_unchosen < kStaleChoice || !s.drafted.empty() || !s.draft.has_value() ||
+      !s.queries.has_value() || !s.spec.reselects() || s.full.num_cold_blocks() > 0)
+    return;
+  const int64_t rows = QueryRowsOfRound(s.spec, s.num_unchosen);
+  const QueryRows queries = s.queries->Take(s.full.num_tokens(), rows);
+  if (queries.num_rows > 0 && Reselect(&s, s.full, queries, model_->kernels, pool_).ok())
+    s.num_unchosen = 0;
+}
 
 void Verifier::Verify(absl::Span<Sequence* const> sequences) {
   // As many sequences a pass as its row limit takes; how they are cut does not show.
@@ -82,7 +95,9 @@ void Verifier::Settle(const HiddenRows& hidden, int64_t first_hidden) {
 void Verifier::Observe(Task* task, RowGroup* group) {
   Sequence* s = task->sequence;
   task->reselector.reset();
-  task->keeps_choice = s->drafted.empty() && s->plain_rounds + 1 < kPlainRoundsPerChoice;
+  const int64_t most = s->full.has_tier() ? kMostUnchosenOfBudget : kMostUnchosen;
+  task->keeps_choice = (s->drafted.empty() || s->proposed) &&
+                       s->num_unchosen + static_cast<int64_t>(task->tokens.size()) < most;
   if (!s->queries.has_value() || !s->spec.reselects()) return;
   group->observer = &*s->queries;
   if (!s->draft.has_value() || task->keeps_choice) return;
@@ -177,7 +192,8 @@ void Verifier::Commit(Task* task) {
   round.emitted = static_cast<int>(num_rows);
   s.tokens.insert(s.tokens.end(), emitted.begin(), emitted.end());
   s.drafted.clear();
-  s.plain_rounds = task->keeps_choice ? s.plain_rounds + 1 : 0;
+  s.num_unchosen = task->keeps_choice ? s.num_unchosen + num_rows : 0;
+  s.proposed = false;
   if (s.finish == FinishReason::kNone) s.finish = task->walk.finish();
   if (s.draft.has_value())
     if (absl::Status status = CommitDraft(*task, pos, pos + num_rows); !status.ok())

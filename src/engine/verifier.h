@@ -32,6 +32,11 @@ class Verifier {
   // SOURCE: arXiv 2605.17613; greedy case of arXiv 2211.17192 with one model on both sides.
   void Verify(absl::Span<Sequence* const> sequences);
 
+  // Before a draft: chooses the draft KV anew where rounds that did not use it (plain ones, or
+  // tokens proposed by something else) have put that off for too long. With spilled K/V, where it
+  // would read all of them and might fail, verifications choose in time.
+  void RefreshChoice(Sequence* sequence);
+
   // The same in a pass shared with other work: Plan() appends one row group a sequence to `batch`
   // (none for one that fails at once), the caller runs the pass, Settle() takes its rows from
   // hidden row `first_hidden` on.

@@ -271,11 +271,11 @@ void DraftKv::CommitHead(const FullKvView& view, int layer, int kv_head, int64_t
 
 absl::Status DraftKv::CommitRows(const FullKv& full, int64_t pos_begin, int64_t pos_end,
                                  ThreadPool* pool) {
-  Rollback();
-  VC_CHECK(pos_begin == num_tokens_);
-  num_tokens_ = pos_end;
-  ReserveScratch(pool->num_threads());
   if (!full.InRam(pos_begin, pos_end)) {
+    Rollback();
+    VC_CHECK(pos_begin == num_tokens_);
+    num_tokens_ = pos_end;
+    ReserveScratch(pool->num_threads());
     return ForEachLayers(full, [&](const LayerViews& layers) {
       for (int list = layers.first_list(); list < layers.end_list(); ++list) {
         const int layer = list / shape_.num_kv_heads;
@@ -285,13 +285,22 @@ absl::Status DraftKv::CommitRows(const FullKv& full, int64_t pos_begin, int64_t 
     });
   }
   // Nothing but these rows is read. Views are made one by one: a steady step allocates nothing.
+  CommitRowsOf([&full](int layer) { return full.Committed(layer); }, pos_begin, pos_end, pool);
+  return absl::OkStatus();
+}
+
+void DraftKv::CommitRowsOf(absl::FunctionRef<FullKvView(int layer)> view_of, int64_t pos_begin,
+                           int64_t pos_end, ThreadPool* pool) {
+  Rollback();
+  VC_CHECK(pos_begin == num_tokens_);
+  num_tokens_ = pos_end;
+  ReserveScratch(pool->num_threads());
   pool->ParallelFor(shape_.num_layers, [&](int64_t task, int thread) {
     const int layer = static_cast<int>(task);
-    const FullKvView view = full.Committed(layer);
+    const FullKvView view = view_of(layer);
     for (int head = 0; head < shape_.num_kv_heads; ++head)
       CommitHead(view, layer, head, pos_begin, pos_end, &scratch_[thread]);
   });
-  return absl::OkStatus();
 }
 
 void DraftKv::Append(int layer, const float* k, const float* v, int64_t num_rows) {

@@ -11,6 +11,7 @@
 #include <string_view>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/types/span.h"
 #include "base/aligned_buffer.h"
@@ -74,6 +75,10 @@ class DraftKv : public KvSource {
   // keys into codec groups once the tail is long enough. Provisional rows are removed first.
   // ERRORS: of the tier, where some of the rows are spilled; *this is then unusable.
   absl::Status CommitRows(const FullKv& full, int64_t pos_begin, int64_t pos_end, ThreadPool* pool);
+
+  // The same where no full KV is at hand: view_of(layer) holds at least these rows.
+  void CommitRowsOf(absl::FunctionRef<FullKvView(int layer)> view_of, int64_t pos_begin,
+                    int64_t pos_end, ThreadPool* pool);
 
   // KvSource: the drafter's provisional rows.
   void Append(int layer, const float* k, const float* v, int64_t num_rows) override;

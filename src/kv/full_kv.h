@@ -44,6 +44,7 @@ class FullKv : public KvSource {
 
   void Append(int layer, const float* k, const float* v, int64_t num_rows) override;
   bool by_head() const override { return num_cold_ > 0; }
+  bool has_tier() const { return tier_ != nullptr; }  // blocks may be spilled
   // REQUIRES: !by_head().
   KvView Layer(int layer) override;
   // Sleeps until the spilled parts of the head are here. After an I/O error the view's spilled rows

@@ -13,7 +13,7 @@ constexpr double kKnots[] = {0, 8, 32};
 constexpr double kMega = 1e-6;
 // Forgetting: a pass counts half after about 350 more.
 constexpr double kDecay = 0.998;
-constexpr double kRidge = 3e-4;  // towards the guess, on the scale of a term's contribution
+constexpr double kRidge = 3e-2;  // towards the guess, on the scale of a term's contribution
 constexpr double kUnseenRidge = 1e-9;
 constexpr double kHuber = 0.25;  // relative error from which on a pass counts less
 constexpr int kPolishSweeps = 4;
@@ -30,6 +30,7 @@ void PassShape::Add(const PassShape& other) {
   full_tokens += other.full_tokens;
   attention += other.attention;
   draft_bytes += other.draft_bytes;
+  chosen_tokens += other.chosen_tokens;
 }
 
 void PassShape::AddFull(int64_t rows, int64_t context, int64_t logits) {
@@ -55,6 +56,7 @@ PassGuess PassGuess::Of(double pass_s) {
   guess.full_token_s = 1e-7 * guess.pass_s;
   guess.attention_s = 2e-6 * guess.pass_s;
   guess.draft_byte_s = 1e-8 * guess.pass_s;
+  guess.chosen_token_s = 2e-6 * guess.pass_s;
   return guess;
 }
 
@@ -68,7 +70,8 @@ CostModel::CostModel(const PassGuess& guess, double link_bytes_per_s)
             guess.full_token_s / kMega,
             guess.attention_s / kMega,
             guess.draft_byte_s / kMega,
-            guess.output_s};
+            guess.output_s,
+            guess.chosen_token_s / kMega};
   weight_ = prior_;
 }
 
@@ -81,7 +84,8 @@ CostModel::Terms CostModel::TermsOf(const PassShape& s) {
           s.full_tokens * kMega,
           s.attention * kMega,
           s.draft_bytes * kMega,
-          std::min(1.0, s.full_logits)};
+          std::min(1.0, s.full_logits),
+          s.chosen_tokens * kMega};
 }
 
 double CostModel::PassSeconds(const PassShape& shape) const {
@@ -131,11 +135,20 @@ void CostModel::ObservePass(const PassShape& shape, double compute_s) {
   Solve();
 }
 
-// Minimises |sum w f / T - 1|^2 + ridge |w - prior|^2 with w >= 0. The terms of similar passes
-// are nearly proportional, where coordinate descent crawls: so solve the equations exactly, put the
-// most negative weight to zero, solve again; a few sweeps then let a weight back in that was
-// dropped too soon.
+// Minimises |sum w f / T - 1|^2 + ridge |w - factor prior|^2 with w >= 0. The terms of similar
+// passes are nearly proportional, where coordinate descent crawls: so solve the equations exactly,
+// put the most negative weight to zero, solve again; a few sweeps then let a weight back in that
+// was dropped too soon.
 void CostModel::Solve() {
+  // The guess as a whole may be off by any factor: a slow machine, or one that others use. How its
+  // terms compare is worth more, above all where the passes seen cannot tell them apart: while all
+  // rounds are long, what a plain step would cost.
+  double guessed = 0, measured = 0;
+  for (int i = 0; i < kTerms; ++i) {
+    measured += prior_[i] * target_[i];
+    for (int j = 0; j < kTerms; ++j) guessed += prior_[i] * gram_[i][j] * prior_[j];
+  }
+  const double factor = guessed > 0 && measured > 0 ? measured / guessed : 1;
   Terms ridge{}, target{};
   for (int i = 0; i < kTerms; ++i) {
     // On the scale of what the term contributes to the passes seen, not of the guess, which may be
@@ -143,7 +156,7 @@ void CostModel::Solve() {
     // hinge terms have no guess: they are pulled to zero on the rows' scale.
     const double scale = prior_[i] > 0 ? prior_[i] : std::max(prior_[1], 1e-3 * prior_[0]);
     ridge[i] = kRidge * gram_[i][i] + kUnseenRidge / scale / scale;
-    target[i] = target_[i] + ridge[i] * prior_[i];
+    target[i] = target_[i] + ridge[i] * factor * prior_[i];
   }
   std::array<bool, kTerms> dropped{};
   for (int round = 0; round < kTerms; ++round) {

@@ -16,10 +16,11 @@ namespace vericache {
 struct PassShape {
   double num_rows = 0;
   double logit_rows = 0;
-  double full_logits = 0;  // 1: some row needs logits of the whole vocabulary
-  double full_tokens = 0;  // full-KV tokens read, once for each row group
-  double attention = 0;    // sum over full-KV rows of the tokens each attends to
-  double draft_bytes = 0;  // sum over draft rows of the draft KV's bytes
+  double full_logits = 0;    // 1: some row needs logits of the whole vocabulary
+  double full_tokens = 0;    // full-KV tokens read, once for each row group
+  double attention = 0;      // sum over full-KV rows of the tokens each attends to
+  double draft_bytes = 0;    // sum over draft rows of the draft KV's bytes
+  double chosen_tokens = 0;  // full-KV tokens among which draft KVs are chosen anew
 
   // What both do in one pass.
   void Add(const PassShape& other);
@@ -29,13 +30,14 @@ struct PassShape {
 
 // First guesses of what a pass is made of, in seconds.
 struct PassGuess {
-  double pass_s = 0.02;     // the weights, read once, but for
-  double output_s = 0;      // the output matrix, which drafts hardly touch (engine/draft_vocab.h)
-  double row_s = 0;         // each row's arithmetic
-  double logit_row_s = 0;   // each row of logits
-  double full_token_s = 0;  // each full-KV token read, beyond its arithmetic
-  double attention_s = 0;   // each token a full-KV row attends to
-  double draft_byte_s = 0;  // each draft-KV byte a row reads
+  double pass_s = 0.02;       // the weights, read once, but for
+  double output_s = 0;        // the output matrix, which drafts hardly touch (engine/draft_vocab.h)
+  double row_s = 0;           // each row's arithmetic
+  double logit_row_s = 0;     // each row of logits
+  double full_token_s = 0;    // each full-KV token read, beyond its arithmetic
+  double attention_s = 0;     // each token a full-KV row attends to
+  double draft_byte_s = 0;    // each draft-KV byte a row reads
+  double chosen_token_s = 0;  // each token among which a draft KV is chosen anew
 
   // A CPU's proportions: a twentieth of a pass for a further row, attention over 1M tokens as much
   // as two passes. Wrong by a factor on any given machine; a few passes correct them.
@@ -61,7 +63,7 @@ class CostModel {
   double relative_error() const { return relative_error_; }
 
  private:
-  static constexpr int kTerms = 9;
+  static constexpr int kTerms = 10;
   using Terms = std::array<double, kTerms>;
   static Terms TermsOf(const PassShape& shape);
   void Solve();

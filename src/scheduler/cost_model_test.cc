@@ -66,6 +66,44 @@ TEST(CostModel, OnePassOfEachKindIsEnoughToTellDraftFromPlain) {
   EXPECT_NEAR(model.PassSeconds(Verify(3, 16000)), 0.1, 0.01);
 }
 
+// Four requests that only draft and verify: what plain steps would cost has to come out of rounds
+// that choose their draft KV anew, on a machine half as fast as the guess and noisy.
+TEST(CostModel, RoundsTellWhatPlainStepsCost) {
+  PassGuess guess;
+  guess.pass_s = 0.008;
+  guess.output_s = 0.004;
+  guess.row_s = 1e-3;
+  guess.logit_row_s = 3e-4;
+  guess.full_token_s = 1e-8;
+  guess.attention_s = 4e-7;
+  guess.draft_byte_s = 1e-10;
+  guess.chosen_token_s = 6e-7;
+  const auto machine = [](const PassShape& s) {
+    return 2 * (0.012 + 1e-3 * s.num_rows + 3e-4 * s.logit_rows + 4.5e-7 * s.attention +
+                8e-7 * s.chosen_tokens + 1e-10 * s.draft_bytes);
+  };
+  CostModel model(guess, 1e9);
+  constexpr double kNoise[] = {0.95, 1.12, 1.0, 0.9, 1.3, 1.02, 0.97};
+  for (int i = 0; i < 40; ++i) {
+    PassShape shape;
+    for (int request = 0; request < 4; ++request) {
+      if ((i + request) % 3 != 0) {
+        shape.AddDraft(1, 6000000);
+        continue;
+      }
+      shape.AddFull(8 + (5 * i + request) % 9, 16000, 8);
+      shape.chosen_tokens += 16000;
+    }
+    model.ObservePass(shape, machine(shape) * kNoise[i % 7]);
+  }
+  PassShape plain;
+  for (int request = 0; request < 4; ++request) plain.AddFull(1, 16000, 1);
+  EXPECT_NEAR(model.PassSeconds(plain) / machine(plain), 1, 0.25);
+  PassShape chosen;
+  chosen.chosen_tokens = 16000;
+  EXPECT_NEAR(model.ExtraSeconds(plain, chosen) / machine(chosen), 0.5, 0.3);
+}
+
 TEST(CostModel, APausedMachineDoesNotSpoilIt) {
   CostModel model(PassGuess::Of(0.02), 1e9);
   Teach(&model, 10);

@@ -50,7 +50,7 @@ const char* ChoiceReasonName(ChoiceReason reason) {
 
 double RoundCosts::RoundSeconds(DraftMode mode, double draft_len) const {
   const double draft = token_s[static_cast<int>(mode)] * draft_len;
-  const double verify = verify_s + row_s * draft_len;
+  const double verify = verify_s + row_s * draft_len + (UsesDraftKv(mode) ? choose_s : 0);
   if (!alone) return std::max(draft + verify, fetch_s);
   return draft + std::max(verify, fetch_s - std::min(staging_s, draft));
 }

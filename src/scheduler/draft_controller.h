@@ -33,6 +33,7 @@ struct RoundCosts {
   std::array<double, kNumDraftModes> token_s{};  // for each drafted token, by mode
   double verify_s = 0;                           // verification with one row: plain decoding's step
   double row_s = 0;                              // each further row
+  double choose_s = 0;   // more for a verification that chooses the draft KV anew
   double fetch_s = 0;    // link time for the streamed part of the full KV; 0 if all in RAM
   double staging_s = 0;  // how much of fetch_s staging can take in ahead of the pass
   bool alone = true;     // no other request's work can hide the transfer

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
@@ -20,10 +21,15 @@ bool InRange(int64_t value, int64_t lo, int64_t hi) { return lo <= value && valu
 
 }  // namespace
 
-Scheduler::Impl::Impl(const Limits& limits, const SchedulerOptions& options)
+Scheduler::Impl::Impl(const Limits& limits, const SchedulerOptions& options,
+                      std::shared_ptr<Experience> experience)
     : limits_(limits),
       options_(options),
-      costs_(limits.pass, limits.link_bytes_per_s),
+      experience_(experience != nullptr
+                      ? std::move(experience)
+                      : std::make_shared<Experience>(limits.pass, limits.link_bytes_per_s)),
+      costs_(experience_->costs),
+      shared_(experience_->acceptance),
       rings_(limits.staging_bytes, limits.max_pass_rows) {
   VC_CHECK(limits.staging_bytes >= 0 && limits.staging_bytes <= limits.kv_bytes);
   VC_CHECK(limits.spill_bytes >= 0 && limits.max_pass_rows >= 1 && limits.max_running >= 1);
@@ -77,25 +83,34 @@ absl::Status Scheduler::Impl::CheckFits(const RequestEntry& entry) const {
                    "; shorten it, lower max_tokens, or raise --kv-memory"));
 }
 
+std::unique_ptr<RequestEntry> Scheduler::Impl::MakeEntry(const RequestInfo& info) {
+  auto entry = std::make_unique<RequestEntry>(info, options_.controller, &shared_);
+  entry->spillable = limits_.spill_bytes >= entry->MaxFullBytes() && limits_.staging_bytes > 0 &&
+                     limits_.staging_bytes >= info.min_staging_bytes;
+  entry->draft_kv_fits =
+      (info.modes & (ModeBit(DraftMode::kDraftKv) | ModeBit(DraftMode::kNgramDraftKv) |
+                     ModeBit(DraftMode::kModelDraftKv))) != 0 &&
+      entry->MinBytesAtLongest(true, limits_.prefill_bytes) <= capacity();
+  return entry;
+}
+
 absl::Status Scheduler::Impl::Add(const RequestInfo& info, double now_s) {
   if (absl::Status status = CheckInfo(info); !status.ok()) return status;
   if (entries_.contains(info.id)) {
     return absl::AlreadyExistsError(absl::StrCat("request ", info.id, " is running already"));
   }
-  auto entry = std::make_unique<RequestEntry>(info, options_.controller, &shared_);
-  entry->spillable = limits_.spill_bytes >= entry->MaxFullBytes() && limits_.staging_bytes > 0 &&
-                     limits_.staging_bytes >= info.min_staging_bytes;
+  std::unique_ptr<RequestEntry> entry = MakeEntry(info);
   if (absl::Status status = CheckFits(*entry); !status.ok()) return status;
-  entry->draft_kv_fits =
-      (info.modes & (ModeBit(DraftMode::kDraftKv) | ModeBit(DraftMode::kNgramDraftKv) |
-                     ModeBit(DraftMode::kModelDraftKv))) != 0 &&
-      entry->MinBytesAtLongest(true, limits_.prefill_bytes) <= capacity();
   entry->serial = next_serial_++;
   entry->virtual_arrival_s = now_s - info.priority * limits_.aging_s;
   entry->computed_rows = info.cached_tokens;
   entry->hot_bytes = info.cached_hot_bytes;
   entries_.emplace(info.id, std::move(entry));
   return absl::OkStatus();
+}
+
+bool Scheduler::Impl::DraftKvFits(const RequestInfo& info) {
+  return CheckInfo(info).ok() && MakeEntry(info)->draft_kv_fits;
 }
 
 void Scheduler::Impl::Forget(RequestId id) {
@@ -169,13 +184,15 @@ const RequestEntry* Scheduler::Impl::Find(RequestId id) const {
   return found == entries_.end() ? nullptr : found->second.get();
 }
 
-Scheduler::Scheduler(const Limits& limits, const SchedulerOptions& options)
-    : impl_(std::make_unique<Impl>(limits, options)) {}
+Scheduler::Scheduler(const Limits& limits, const SchedulerOptions& options,
+                     std::shared_ptr<Experience> experience)
+    : impl_(std::make_unique<Impl>(limits, options, std::move(experience))) {}
 Scheduler::~Scheduler() = default;
 
 absl::Status Scheduler::Add(const RequestInfo& info, double now_s) {
   return impl_->Add(info, now_s);
 }
+bool Scheduler::DraftKvFits(const RequestInfo& info) const { return impl_->DraftKvFits(info); }
 absl::Status Scheduler::Cancel(RequestId id) { return impl_->Cancel(id); }
 StepPlan Scheduler::Schedule(double now_s) { return impl_->Schedule(now_s); }
 absl::Status Scheduler::Report(const StepReport& report) { return impl_->Report(report); }

@@ -18,6 +18,7 @@
 #include "absl/status/status.h"
 #include "scheduler/cost_model.h"
 #include "scheduler/draft_controller.h"
+#include "scheduler/experience.h"
 #include "scheduler/step_plan.h"
 
 namespace vericache {
@@ -37,8 +38,10 @@ struct SchedulerUsage {       // for invariants and metrics
 
 class Scheduler {
  public:
+  // experience: where it learns, and goes on learning; null: it begins with the limits' guesses.
   // REQUIRES: 0 <= staging_bytes <= kv_bytes; max_pass_rows >= 1; max_running >= 1.
-  Scheduler(const Limits& limits, const SchedulerOptions& options);
+  Scheduler(const Limits& limits, const SchedulerOptions& options,
+            std::shared_ptr<Experience> experience = nullptr);
   ~Scheduler();
   Scheduler(const Scheduler&) = delete;
   Scheduler& operator=(const Scheduler&) = delete;
@@ -47,6 +50,8 @@ class Scheduler {
   //         kResourceExhausted: it can never fit, even alone; the message has the numbers. Others
   //         are not touched.
   absl::Status Add(const RequestInfo& info, double now_s);
+  // Whether its draft KV would fit beside what it needs in any case, were it alone.
+  bool DraftKvFits(const RequestInfo& info) const;
 
   // Takes effect with the next plan, which lists it in `release` if it holds anything.
   // ERRORS: kNotFound: unknown or ended already.

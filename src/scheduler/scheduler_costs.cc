@@ -43,6 +43,8 @@ PassShape Scheduler::Impl::DraftPassShape() const {
 PassShape Scheduler::Impl::VerifyShape(const RequestEntry& entry, int draft_len) const {
   PassShape shape;
   shape.AddFull(draft_len + 1, entry.num_tokens() + draft_len, draft_len + 1);
+  if (entry.info.reselects && UsesDraftKv(entry.controller.choice().mode))
+    shape.chosen_tokens = static_cast<double>(entry.num_tokens());
   return shape;
 }
 
@@ -58,6 +60,7 @@ PassShape Scheduler::Impl::ShapeOf(const PlannedWork& planned, int logit_rows) c
     shape.AddDraft(planned.work.rows, planned.draft_bytes);
   } else {
     shape.AddFull(planned.work.rows, planned.context, logit_rows);
+    if (planned.reselects) shape.chosen_tokens = static_cast<double>(planned.context);
   }
   return shape;
 }
@@ -81,15 +84,21 @@ RoundCosts Scheduler::Impl::CostsFor(const RequestEntry& entry) const {
   costs.token_s[Index(DraftMode::kModelDraftKv)] = two_level_s + kDraftModelPasses * share_s;
 
   PassShape plain = VerifyShape(entry, 0);
+  plain.chosen_tokens = 0;
   plain.num_rows = plain.logit_rows = 0;  // its row is in `base`
   costs.verify_s = share_s + costs_.ExtraSeconds(base, plain);
   const int last_len = entry.has_choice ? entry.controller.choice().draft_len : 16;
   const int secant = std::clamp(last_len, kMinSecant, kMaxSecant);
   PassShape wide = VerifyShape(entry, secant);
+  wide.chosen_tokens = 0;
   wide.num_rows -= 1;
   wide.logit_rows -= 1;
   const double wide_s = costs_.ExtraSeconds(base, wide) - (costs.verify_s - share_s);
   costs.row_s = std::clamp(wide_s / secant, 0.0, costs.verify_s);
+
+  PassShape chosen;
+  if (entry.info.reselects) chosen.chosen_tokens = static_cast<double>(entry.num_tokens());
+  costs.choose_s = costs_.ExtraSeconds(base, chosen);
 
   costs.fetch_s = costs_.FetchSeconds(entry.StreamedBytes());
   costs.staging_s = costs_.FetchSeconds(limits_.staging_bytes);

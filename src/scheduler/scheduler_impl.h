@@ -18,9 +18,11 @@ namespace vericache {
 
 class Scheduler::Impl {
  public:
-  Impl(const Limits& limits, const SchedulerOptions& options);
+  Impl(const Limits& limits, const SchedulerOptions& options,
+       std::shared_ptr<Experience> experience);
 
   absl::Status Add(const RequestInfo& info, double now_s);
+  bool DraftKvFits(const RequestInfo& info);
   absl::Status Cancel(RequestId id);
   StepPlan Schedule(double now_s);
   absl::Status Report(const StepReport& report);
@@ -34,12 +36,14 @@ class Scheduler::Impl {
     int64_t serial = 0;
     int64_t context = 0;      // tokens its last row attends to
     int64_t draft_bytes = 0;  // of its draft KV
+    bool reselects = false;   // it chooses the draft KV anew
     double share_s = 0;       // predicted seconds, for sharing out the measured ones
   };
 
   // --- scheduler.cc
   absl::Status CheckInfo(const RequestInfo& info) const;
   absl::Status CheckFits(const RequestEntry& entry) const;
+  std::unique_ptr<RequestEntry> MakeEntry(const RequestInfo& info);
   void Forget(RequestId id);
   std::vector<RequestEntry*> InOrder();
 
@@ -105,8 +109,9 @@ class Scheduler::Impl {
 
   Limits limits_;
   SchedulerOptions options_;
-  CostModel costs_;
-  SharedAcceptance shared_;
+  std::shared_ptr<Experience> experience_;
+  CostModel& costs_;
+  SharedAcceptance& shared_;
   StaggerRings rings_;
   std::map<RequestId, std::unique_ptr<RequestEntry>> entries_;
   std::vector<RequestEntry*> order_;  // rebuilt by Schedule

@@ -156,10 +156,11 @@ void Scheduler::Impl::PlacePrefill(RequestEntry* entry) {
     return;
   }
   if (at != nullptr) return;
-  // Earlier rows come over the link for every chunk: make it worth the transfer.
+  // Earlier rows come over the link for every chunk: make it worth the transfer, and leave half of
+  // the link to others.
   const int num_decoding = NumDecoding();
   const double budget_s =
-      std::max(limits_.prefill_chunk_s, costs_.FetchSeconds(entry->StreamedBytes()));
+      std::max(limits_.prefill_chunk_s, 2 * costs_.FetchSeconds(entry->StreamedBytes()));
   int64_t rows = std::min(limits_.max_pass_rows, entry->target_rows() - entry->computed_rows);
   if (num_decoding > 0) {
     rows = PrefillRows(*entry, std::max<int64_t>(1, std::min(rows, limits_.max_pass_rows / 2)),
@@ -274,7 +275,9 @@ void Scheduler::Impl::PlanUnreserved(StepPlan* plan) {
 void Scheduler::Impl::AddWork(const RequestEntry& entry, const Work& work, int64_t context,
                               StepPlan* plan) {
   plan->work.push_back(work);
-  planned_.push_back({work, entry.serial, context, entry.draft_bytes, 0});
+  const bool reselects = entry.info.reselects && work.kind == WorkKind::kVerify &&
+                         UsesDraftKv(work.mode) && work.draft_len > 0;
+  planned_.push_back({work, entry.serial, context, entry.draft_bytes, reselects, 0});
   rows_left_ -= work.rows;
   VC_CHECK(rows_left_ >= 0);
 }

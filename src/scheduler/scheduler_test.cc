@@ -5,7 +5,9 @@
 #include <algorithm>
 #include <cstdio>
 #include <map>
+#include <memory>
 #include <string>
+#include <utility>
 
 namespace vericache {
 namespace {
@@ -53,8 +55,9 @@ const Work* FindWork(const StepPlan& plan, RequestId id) {
 // to max_tokens. `emitted` and `rows` are its own books.
 class Driver {
  public:
-  explicit Driver(const Limits& limits, const SchedulerOptions& options = {})
-      : scheduler(limits, options), limits_(limits) {}
+  explicit Driver(const Limits& limits, const SchedulerOptions& options = {},
+                  std::shared_ptr<Experience> experience = nullptr)
+      : scheduler(limits, options, std::move(experience)), limits_(limits) {}
 
   void Add(const RequestInfo& info) {
     ASSERT_TRUE(scheduler.Add(info, now_s).ok());
@@ -144,6 +147,41 @@ class Driver {
   std::map<RequestId, RequestInfo> infos_;
   std::map<RequestId, int64_t> hot_;
 };
+
+// What one scheduler has learned, the next one knows.
+TEST(Scheduler, ExperienceOutlivesIt) {
+  const auto experience = std::make_shared<Experience>(PassGuess::Of(0.5), 1e6);
+  PassShape shape;
+  shape.num_rows = shape.logit_rows = 1;
+  const double guessed = experience->costs.PassSeconds(shape);
+  {
+    RequestInfo info = Request(1, 10, 40, kPlainOnly | ModeBit(DraftMode::kDraftKv));
+    info.fixed_draft_len = 3;
+    Driver driver(RamLimits(10000), {}, experience);
+    driver.Add(info);
+    driver.RunToEnd();
+    EXPECT_EQ(driver.emitted[1], 40);
+  }
+  // Rows of this machine take a millisecond; the guess was half a second.
+  EXPECT_LT(experience->costs.PassSeconds(shape), guessed / 50);
+  EXPECT_TRUE(experience->acceptance.Tried(DraftMode::kDraftKv));
+  const Scheduler next(RamLimits(10000), {}, experience);
+  EXPECT_EQ(&next.cost_model(), &experience->costs);
+  // Without one, each begins anew.
+  EXPECT_EQ(Scheduler(RamLimits(10000), {}).cost_model().PassSeconds(shape),
+            CostModel(RamLimits(0).pass, 1).PassSeconds(shape));
+}
+
+TEST(Scheduler, TellsWhetherADraftKvWouldFit) {
+  const Scheduler scheduler(SpillLimits(20000, 2000), {});
+  RequestInfo info = Request(1, 100, 20, kPlainOnly | ModeBit(DraftMode::kDraftKv));
+  EXPECT_TRUE(scheduler.DraftKvFits(info));
+  info.draft_bytes_per_token = 200;
+  EXPECT_FALSE(scheduler.DraftKvFits(info));
+  info.draft_bytes_per_token = 10;
+  info.modes = kPlainOnly;
+  EXPECT_FALSE(scheduler.DraftKvFits(info));
+}
 
 TEST(Scheduler, Case53TheImpossibleRequestIsRefusedAloneWithNumbers) {
   Driver driver(RamLimits(512));

@@ -48,6 +48,7 @@ struct RequestInfo {
   int64_t full_bytes_per_token = 0;
   int64_t draft_bytes_per_token = 0;  // a committed token's share (KvCompressor::MaxBytes)
   int64_t tail_bytes_per_token = 0;   // a provisional draft row: f16, all layers
+  bool reselects = false;             // a round with the draft KV chooses it anew
   int64_t fixed_bytes = 0;            // whatever its length, open blocks of spilled full KV apart
   int64_t min_staging_bytes = 0;      // to stream a verification at its longest: a KV head
   uint32_t modes = ModeBit(DraftMode::kPlain) | ModeBit(DraftMode::kDraftKv);  // plain: always on
