@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <ctime>
 #include <tuple>
 #include <utility>
 
@@ -167,6 +168,16 @@ BlobFolder::Contents BlobFolder::Count() {
     contents.num_bytes += entry.bytes;
   }
   return contents;
+}
+
+std::vector<BlobFolder::Found> BlobFolder::List() {
+  timespec now;
+  clock_gettime(CLOCK_REALTIME, &now);
+  std::vector<Found> found;
+  for (const Entry& entry : Scan())
+    found.push_back({entry.path.substr(entry.path.rfind('/') + 1), entry.bytes,
+                     std::max<int64_t>(0, (NsOf(now) - entry.used_ns) / 1000000000)});
+  return found;
 }
 
 VolumeSpace BlobFolder::Space() const {

@@ -62,6 +62,13 @@ class BlobFolder {
     uint64_t num_bytes = 0;
   };
   Contents Count();
+  struct Found {
+    std::string name;  // 64 hex digits
+    uint64_t num_bytes = 0;
+    int64_t age_s = 0;  // since it was written or used
+  };
+  std::vector<Found> List();
+  const std::string& path() const { return folder_; }
   int64_t evicted() const { return evicted_; }
   const VolumeHooks& hooks() const { return hooks_; }
 

@@ -1,6 +1,7 @@
 #include "storage/blob_header.h"
 
 #include <cstring>
+#include <new>
 
 #include "base/hash.h"
 
@@ -29,6 +30,12 @@ BlobHeader MakeBlobHeader(const BlobKey& key, absl::Span<const std::string_view>
   return header;
 }
 
+uint64_t PayloadBytesOf(const BlobHeader& header) {
+  uint64_t payload_bytes = 0;
+  std::memcpy(&payload_bytes, header.data() + kBytesAt, sizeof(payload_bytes));
+  return payload_bytes;
+}
+
 absl::Status CheckBlobHeader(const BlobHeader& header, const BlobKey& key, uint64_t file_bytes) {
   uint32_t version = 0;
   uint64_t payload_bytes = 0;
@@ -45,6 +52,15 @@ absl::Status CheckBlobHeader(const BlobHeader& header, const BlobKey& key, uint6
   for (size_t i = kSumEnd; i < kBlobHeaderBytes; ++i)
     if (header[i] != 0) return absl::DataLossError("a blob with a damaged header");
   return absl::OkStatus();
+}
+
+bool MakeRoomFor(uint64_t payload_bytes, BlobBytes* payload) {
+  try {
+    payload->Resize(static_cast<size_t>(payload_bytes));
+  } catch (const std::bad_alloc&) {
+    return false;
+  }
+  return true;
 }
 
 absl::Status CheckBlobPayload(const BlobHeader& header, absl::Span<const uint8_t> payload) {

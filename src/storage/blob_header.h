@@ -26,10 +26,14 @@ inline constexpr size_t kBlobHeaderBytes = 128;
 using BlobHeader = std::array<uint8_t, kBlobHeaderBytes>;
 
 BlobHeader MakeBlobHeader(const BlobKey& key, absl::Span<const std::string_view> parts);
+// What the header says, true or not.
+uint64_t PayloadBytesOf(const BlobHeader& header);
 
 // Checks a stored object of `file_bytes` bytes by its header alone.
 // ERRORS: kDataLoss: version, key or length.
 absl::Status CheckBlobHeader(const BlobHeader& header, const BlobKey& key, uint64_t file_bytes);
+// Room for a payload whose length somebody else has said. False: there is no memory for it.
+bool MakeRoomFor(uint64_t payload_bytes, BlobBytes* payload);
 // ERRORS: kDataLoss: the checksum.
 absl::Status CheckBlobPayload(const BlobHeader& header, absl::Span<const uint8_t> payload);
 

@@ -84,8 +84,8 @@ void ExpectKeepsWhatWasPut(BlobStore* store) {
   ASSERT_TRUE(store->Put(KeyOf(1), {"new"}).ok());
   EXPECT_EQ(GetText(store, KeyOf(1)), "new");
   EXPECT_EQ(store->Stats().num_blobs, 3);
-  store->Remove(KeyOf(1));
-  store->Remove(KeyOf(1));
+  EXPECT_TRUE(store->Remove(KeyOf(1)).ok());
+  EXPECT_TRUE(store->Remove(KeyOf(1)).ok());
   EXPECT_FALSE(store->Contains(KeyOf(1)));
   EXPECT_EQ(store->Stats().num_blobs, 2);
 }

@@ -140,7 +140,7 @@ absl::Status FileBlobStore::Write(const BlobKey& key, absl::Span<const std::stri
   return absl::OkStatus();
 }
 
-absl::StatusOr<BlobBytes> FileBlobStore::Get(const BlobKey& key) {
+absl::StatusOr<BlobBytes> FileBlobStore::Get(const BlobKey& key, Deadline) {
   uint64_t inode = 0;
   absl::StatusOr<BlobBytes> bytes = ReadBlob(folder_.PathOf(key), key, &inode);
   const std::lock_guard lock(mutex_);
@@ -154,14 +154,41 @@ absl::StatusOr<BlobBytes> FileBlobStore::Get(const BlobKey& key) {
   return bytes;
 }
 
-bool FileBlobStore::Contains(const BlobKey& key) {
-  struct stat info;
-  return stat(folder_.PathOf(key).c_str(), &info) == 0 &&
-         info.st_size >= static_cast<off_t>(kBlobHeaderBytes);
+absl::StatusOr<int64_t> FileBlobStore::CountPresent(absl::Span<const BlobKey> keys, Deadline) {
+  int64_t count = 0;
+  for (const BlobKey& key : keys) {
+    struct stat info;
+    if (stat(folder_.PathOf(key).c_str(), &info) != 0 ||
+        info.st_size < static_cast<off_t>(kBlobHeaderBytes))
+      break;
+    ++count;
+  }
+  return count;
 }
 
-void FileBlobStore::Remove(const BlobKey& key) {
-  if (!read_only_) unlink(folder_.PathOf(key).c_str());
+absl::Status FileBlobStore::Remove(const BlobKey& key) {
+  if (read_only_) return absl::FailedPreconditionError("the prefix store is read only");
+  const std::string path = folder_.PathOf(key);
+  if (unlink(path.c_str()) == 0 || errno == ENOENT || errno == ENOTDIR) return absl::OkStatus();
+  return absl::UnavailableError(StrCat("cannot remove ", path, ": ", std::strerror(errno)));
+}
+
+absl::Status FileBlobStore::List(std::string_view hex_prefix,
+                                 const std::function<bool(const BlobInfo&)>& visit) {
+  std::vector<BlobFolder::Found> found;
+  {
+    const std::lock_guard lock(mutex_);
+    found = folder_.List();
+  }
+  for (const BlobFolder::Found& file : found) {
+    BlobInfo info;
+    if (!std::string_view(file.name).starts_with(hex_prefix) || !KeyOfHex(file.name, &info.key))
+      continue;
+    info.num_bytes = file.num_bytes - std::min<uint64_t>(file.num_bytes, kBlobHeaderBytes);
+    info.age_s = file.age_s;
+    if (!visit(info)) break;
+  }
+  return absl::OkStatus();
 }
 
 void FileBlobStore::Touch(absl::Span<const BlobKey> keys) {

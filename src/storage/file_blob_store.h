@@ -30,12 +30,17 @@ class FileBlobStore : public BlobStore {
   static absl::StatusOr<std::unique_ptr<FileBlobStore>> Open(const std::string& folder,
                                                              const FileBlobStoreOptions& options);
 
+  using BlobStore::Get;
   absl::Status Put(const BlobKey& key, absl::Span<const std::string_view> parts) override;
-  absl::StatusOr<BlobBytes> Get(const BlobKey& key) override;
-  bool Contains(const BlobKey& key) override;
-  void Remove(const BlobKey& key) override;
+  // A local disk has no deadline: a read that hangs hangs in the kernel.
+  absl::StatusOr<BlobBytes> Get(const BlobKey& key, Deadline deadline) override;
+  absl::StatusOr<int64_t> CountPresent(absl::Span<const BlobKey> keys, Deadline deadline) override;
+  absl::Status Remove(const BlobKey& key) override;
   void Touch(absl::Span<const BlobKey> keys) override;
+  absl::Status List(std::string_view hex_prefix,
+                    const std::function<bool(const BlobInfo&)>& visit) override;
   BlobStoreStats Stats() override;
+  std::string Name() const override { return folder_.path(); }
 
  private:
   FileBlobStore(BlobFolder folder, bool read_only)
