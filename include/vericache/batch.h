@@ -26,6 +26,7 @@ struct TimelineEvent {
   int64_t rows = 0;      // kPass, kRequest
   int64_t accepted = 0;  // kRequest: of a verification
   int64_t bytes = 0;     // kFetch
+  double stall_s = 0;    // kPass: of it, waiting for K/V
 };
 
 struct BatchOptions {

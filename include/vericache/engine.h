@@ -116,6 +116,14 @@ class Engine {
   absl::StatusOr<PerplexityReport> Perplexity(std::string_view text, int64_t window,
                                               const Callbacks& callbacks = {});
 
+  // Computes the K/V of a prompt's whole blocks, and their draft KV by each of `drafts`, and puts
+  // them into the prefix store; returns when they are there. on_bytes: stored and in all, may be
+  // empty. ERRORS: kFailedPrecondition (no store, or a read-only one), kInvalidArgument (a prompt
+  // shorter than a block), kUnavailable (the store did not take all of it), those of Prefill().
+  absl::StatusOr<PrefixPushReport> PushPrefix(
+      const Request& request, const PrefixPushOptions& options, const Callbacks& callbacks = {},
+      const std::function<void(uint64_t done, uint64_t total)>& on_bytes = {});
+
   // What the prefix cache holds and has done. COST: looks into the store's folder.
   PrefixCacheStats prefix_stats() const;
   // Returns once the store has what was added to it; the destructor does the same.

@@ -41,10 +41,15 @@ struct EngineOptions {
   // K/V of recent requests kept in RAM, at most; 0: none. Where there is a kv_memory they are part
   // of it: they take what running requests leave, and go when those need it.
   uint64_t prefix_memory_bytes = 0;
-  std::string prefix_store;                // folder of K/V that outlive the process; "": none
+  // Where K/V outlive the process: a folder, redis://..., rediss://... or s3://..., several with
+  // commas between them, near to far (docs/remote_prefixes.md); "": none.
+  std::string prefix_store;
   std::string prefix_store_mode = "rw";    // "ro": nothing is written
   uint64_t prefix_store_bytes = 0;         // budget of the folder; 0: what its volume has free
   int prefix_digest_bits_for_tests = 256;  // fewer: keys collide, answers do not change
+  // Looks up what AWS_... and HOME say in the environment of whoever calls; empty: nothing is set.
+  // The library itself reads no environment.
+  std::function<std::string(const std::string& name)> environment;
   std::function<void(uint64_t done_bytes, uint64_t total_bytes)> on_load;
   // What a user should know and no error tells, one line, each told once. May be empty.
   std::function<void(std::string_view text)> on_notice;
@@ -70,7 +75,7 @@ struct Request {
   std::string tools_json;     // array of tool schemas for the template, or ""
   // Object of further variables of the template ("enable_thinking"), or "". With messages only.
   std::string template_kwargs_json;
-  std::string prompt;         // raw text; BOS by the model's rule
+  std::string prompt;  // raw text; BOS by the model's rule
 
   int64_t max_tokens = 256;
   SamplingOptions sampling;

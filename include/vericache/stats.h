@@ -31,6 +31,22 @@ struct PrefixCacheStats {
   uint64_t store_bytes = 0;
   int64_t store_blobs = 0;
   uint64_t read_bytes = 0, written_bytes = 0;
+  int64_t store_errors = 0;   // operations that got no answer, late ones included
+  int64_t store_late = 0;     // of them, those given up because computing again is as fast
+  int64_t store_skipped = 0;  // not tried: the store has just failed several times
+};
+
+// What Engine::PushPrefix() is to store beside the full KV, and what it has stored.
+struct PrefixPushOptions {
+  std::vector<std::string> drafts;  // draft specs; none: full KV alone
+  std::string label;                // shown by `vericache prefix ls`
+};
+struct PrefixPushReport {
+  int64_t prompt_tokens = 0;
+  int64_t stored_tokens = 0;  // of whole blocks
+  int64_t cached_tokens = 0;  // that the store had already
+  uint64_t full_bytes = 0;
+  std::vector<std::pair<std::string, uint64_t>> drafts;  // spec, bytes
 };
 
 struct RoundRecord {

@@ -46,8 +46,11 @@ absl::Status EndStatus(const Sequence& s) {
 
 }  // namespace
 
-LoopParts Engine::Impl::MakeLoopParts() const {
-  return {model.get(), forward.get(), pool.get(), tier.get(), small.get()};
+LoopParts Engine::Impl::MakeLoopParts() {
+  if (experience == nullptr)
+    experience =
+        NewExperience(*model, pool->num_threads(), static_cast<double>(options.kv_read_limit));
+  return {model.get(), forward.get(), pool.get(), tier.get(), small.get(), experience};
 }
 
 absl::StatusOr<Completion> Engine::Generate(const Request& request, Session* session,
@@ -86,7 +89,8 @@ absl::StatusOr<Completion> Engine::Generate(const Request& request, Session* ses
     ended = std::move(sequence);
     times = t;
   };
-  VC_ASSIGN_OR_RETURN(id, loop.Add(std::move(s), impl.DraftSizesOf(request), std::move(hooks)));
+  const DraftSizes sizes = impl.FitDraft(request, loop, s.get());
+  VC_ASSIGN_OR_RETURN(id, loop.Add(std::move(s), sizes, std::move(hooks)));
   while (loop.Step()) {
   }
   // A session keeps the blocks that its request had; else there is room for them in the cache.
@@ -196,6 +200,7 @@ void BatchRun::Add(size_t idx) {
     return;
   }
   std::unique_ptr<Sequence> s = *std::move(sequences_[idx]);
+  const DraftSizes sizes = impl_->FitDraft(requests_[idx], *loop_, s.get());
   impl_->UsePrefix(requests_[idx], s.get(), /*alone=*/false);
   const int64_t cached = s->full.num_tokens();
   LoopHooks hooks;
@@ -205,9 +210,8 @@ void BatchRun::Add(size_t idx) {
   hooks.on_end = [this, idx, cached](std::unique_ptr<Sequence> s, const RequestTimes& times) {
     OnEnd(idx, cached, *s, times);
   };
-  const absl::StatusOr<RequestId> id =
-      loop_->Add(std::move(s), impl_->DraftSizesOf(requests_[idx]), std::move(hooks),
-                 requests_[idx].priority, options_.max_burst_s);
+  const absl::StatusOr<RequestId> id = loop_->Add(std::move(s), sizes, std::move(hooks),
+                                                  requests_[idx].priority, options_.max_burst_s);
   if (id.ok()) {
     phases_[idx] = Phase::kPrompt;
     ids_[idx] = *id;

@@ -46,8 +46,9 @@ struct Engine::Impl {
   std::unique_ptr<Forward> forward;
   std::unique_ptr<Model> small_model;  // null: no model proposes
   std::unique_ptr<ModelProposer> small;
-  std::shared_ptr<KvTier> tier;  // null: all K/V in RAM
-  std::string digest;            // hex SHA-256 of the file, once computed
+  std::shared_ptr<KvTier> tier;            // null: all K/V in RAM
+  std::shared_ptr<Experience> experience;  // made with the first loop
+  std::string digest;                      // hex SHA-256 of the file, once computed
   std::mutex told_mutex;
   std::set<std::string> told;             // notices
   FileIdentity model_identity;            // of the file when it was loaded; with a prefix store
@@ -61,10 +62,21 @@ struct Engine::Impl {
   // a budget, `alone` says whether the sequence has all of it (its plan), with the cache in what it
   // leaves, or shares it with others, who leave it to the scheduler: then nothing of it is in RAM.
   void UsePrefix(const Request& request, Sequence* sequence, bool alone);
+  // What K/V of this engine depend on besides tokens. REQUIRES: `digest` is computed.
+  PrefixIdentity Identity() const;
+  // Seconds in which the rows that the sequence's prompt lacks could be computed: a guess.
+  double RecomputeSeconds(const Sequence& sequence) const;
   // Under a budget: bytes of it that the prefix cache may hold now.
   void LimitPrefixes(uint64_t bytes);
   // Adds a sequence to the prefix cache: `known_tokens` of its rows are not new.
   void KeepPrefix(const Request& request, const Sequence& sequence, int64_t known_tokens);
+  // For PushPrefix(). known: rows that need not be computed, but for the newest queries; null: what
+  // the cache has. *cached: rows that were not computed.
+  absl::StatusOr<std::unique_ptr<Sequence>> PrefillForPush(const Request& prompt,
+                                                           const std::string& draft,
+                                                           const FullKv* known,
+                                                           const Callbacks& callbacks,
+                                                           int64_t* cached);
   // `loaded`: the model file before it was read.
   absl::Status OpenPrefixCache(const FileIdentity& loaded);
   // False: there is no prefix cache, or none that may be used.
@@ -78,8 +90,9 @@ struct Engine::Impl {
   // until it fits. ERRORS: kResourceExhausted, with numbers.
   absl::StatusOr<MemoryPlan> FitMemory(size_t budget, int64_t num_tokens, int64_t draft_rows,
                                        DraftSpec* spec) const;
-  // For the scheduler's accounts.
-  DraftSizes DraftSizesOf(const Request& request) const;
+  // What the scheduler must know of a request's drafts in `loop`; under a budget they are made
+  // smaller until they fit.
+  DraftSizes FitDraft(const Request& request, const RequestLoop& loop, Sequence* sequence);
   // Staging slots of one KV head of a layer of a sequence.
   size_t HeadSlots(int64_t num_tokens) const;
   // Pass rows and staging where no request has more tokens than `longest`; for a batch; for
@@ -88,7 +101,7 @@ struct Engine::Impl {
   LoopOptions MakeServiceLoopOptions() const;
   LoopOptions MakeBatchLoopOptions(
       const std::vector<absl::StatusOr<std::unique_ptr<Sequence>>>& sequences) const;
-  LoopParts MakeLoopParts() const;
+  LoopParts MakeLoopParts();
   // What the sequence's plan leaves of the budget; all there is without one.
   uint64_t RoomBeside(const Sequence& sequence) const;
   // Fits a new sequence into the budget.

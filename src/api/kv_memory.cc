@@ -1,9 +1,9 @@
 // The KV budget of an engine: makes the tier, fits requests into it.
 #include <algorithm>
-#include <cmath>
 #include <limits>
 
 #include "absl/strings/str_format.h"
+#include "api/draft_sizes.h"
 #include "api/engine_impl.h"
 #include "base/status_macros.h"
 #include "base/text.h"
@@ -15,9 +15,6 @@ namespace {
 
 // A folder that outlives reboots is meant for large files; /tmp is often memory.
 constexpr char kDefaultSpillFolder[] = "/var/tmp";
-// Smaller draft KVs are tried down to this share of the tokens.
-constexpr double kLeastFraction = 0.05;
-constexpr double kFractionStep = 0.85;
 // Of a batch's budget, what the open blocks of a pass's prompts may take; rows of its passes at
 // least.
 constexpr int64_t kOpenShare = 16;
@@ -25,26 +22,6 @@ constexpr int64_t kLeastPassRows = 128;
 
 // KV heads of a layer of the longest request that staging holds at once, for all requests.
 constexpr size_t kStagingHeads = 6;
-
-// Bytes of the draft KV at its largest: the layout's, room for growth, and what its f16 tail grows
-// by before keys are folded into a group.
-size_t DraftBytes(const KvShape& shape, const DraftSpec& spec, int64_t num_tokens,
-                  int64_t draft_rows) {
-  if (!spec.enabled) return 0;
-  size_t bytes = 0;
-  KvShape one = shape;
-  one.num_layers = 1;
-  int64_t tail = 0;
-  for (int layer = 0; layer < shape.num_layers; ++layer) {
-    DraftSpec of_layer = spec;
-    of_layer.fraction = spec.FractionOf(layer);
-    const int64_t kept = KeptCount(of_layer, num_tokens, AlwaysKept(spec));
-    const DraftCodec codec = spec.CodecOf(layer);
-    bytes += DraftKv::LayoutBytes(one, codec, kept);
-    tail = std::max<int64_t>(tail, codec.tail_keys - kept);
-  }
-  return bytes + bytes / 16 + shape.bytes_per_token() * (draft_rows + kDraftGroup + tail);
-}
 
 }  // namespace
 
@@ -78,13 +55,7 @@ absl::StatusOr<MemoryPlan> Engine::Impl::FitMemory(size_t budget, int64_t num_to
     needs.draft_bytes = DraftBytes(needs.shape, *spec, num_tokens, draft_rows);
     absl::StatusOr<MemoryPlan> plan = PlanMemory(budget, needs);
     if (plan.ok() || !spec->enabled) return plan;
-    const bool shrinks = spec->fraction < 1.0 && spec->fraction * kFractionStep >= kLeastFraction &&
-                         spec->floor == 0 && spec->selector != SelectorKind::kQuest;
-    if (shrinks) {
-      spec->fraction = std::floor(spec->fraction * kFractionStep * 1000) / 1000;
-    } else {
-      spec->enabled = false;  // plain decoding over what is spilled
-    }
+    if (!ShrinkDraft(spec)) spec->enabled = false;  // plain decoding over what is spilled
   }
 }
 
@@ -129,20 +100,14 @@ uint64_t Engine::Impl::RoomBeside(const Sequence& s) const {
   return options.kv_memory - std::min<uint64_t>(most, options.kv_memory);
 }
 
-DraftSizes Engine::Impl::DraftSizesOf(const Request& request) const {
-  const absl::StatusOr<DraftSpec> spec = ParseDraftSpec(request.draft);
-  if (!spec.ok()) return {};
-  const uint32_t modes = DraftModesOf(request, spec->enabled).value_or(0);
-  if (!spec->enabled) return {0, 0, modes};
-  // A share of the tokens, or all, the same for each, beside what a draft of any length has: tails,
-  // a window.
-  constexpr int64_t kMany = 8192;
-  const auto bytes_of = [&](int64_t num_tokens) {
-    return static_cast<int64_t>(DraftBytes(model->config.kv_shape(), *spec, num_tokens, 0));
-  };
-  const int64_t of_many = bytes_of(kMany);
-  const int64_t per_token = CeilDiv(bytes_of(2 * kMany) - of_many, kMany);
-  return {per_token, std::max(bytes_of(kBlockTokens), of_many - per_token * kMany), modes};
+DraftSizes Engine::Impl::FitDraft(const Request& request, const RequestLoop& loop, Sequence* s) {
+  const uint32_t modes = DraftModesOf(request, s->spec.enabled).value_or(0);
+  const std::string asked = s->spec.ToString();
+  const DraftSizes sizes = loop.FitDraft(modes, s);
+  if (const std::string fitted = s->spec.ToString(); fitted != asked)
+    Tell(StrCat("draft ", fitted, " instead of ", asked, ": a larger one does not fit into ",
+                BytesText(options.kv_memory), " beside the staging of the full KV"));
+  return sizes;
 }
 
 LoopOptions Engine::Impl::MakeLoopOptions(int64_t longest) const {
@@ -161,8 +126,7 @@ LoopOptions Engine::Impl::MakeLoopOptions(int64_t longest) const {
   const size_t slot = tier->staging().slot_bytes();
   const size_t head = HeadSlots(longest);
   loop.rebuild_bytes = std::min<size_t>(options.kv_memory / 4, head * slot);
-  const size_t slots =
-      std::max(head, std::min(kStagingHeads * head, options.kv_memory / 3 / slot));
+  const size_t slots = std::max(head, std::min(kStagingHeads * head, options.kv_memory / 3 / slot));
   loop.staging_bytes = std::min<size_t>(options.kv_memory - loop.rebuild_bytes, slots * slot);
   return loop;
 }

@@ -9,9 +9,27 @@
 #include "base/text.h"
 #include "engine/logits_chain.h"
 #include "engine/scorers.h"
-#include "storage/file_blob_store.h"
+#include "remote/open_store.h"
 
 namespace vericache {
+
+PrefixIdentity Engine::Impl::Identity() const {
+  PrefixIdentity identity;
+  identity.model_digest = digest;
+  identity.tokenizer_digest = tokenizer->digest();
+  identity.rope = RopeText(model->config);
+  identity.kv_format = KvFormatText(model->config.kv_shape());
+  identity.contract = kContractId;
+  return identity;
+}
+
+double Engine::Impl::RecomputeSeconds(const Sequence& s) const {
+  const PassGuess guess = GuessPass(*model, pool->num_threads());
+  const double rows = static_cast<double>(s.num_prompt - s.full.num_tokens());
+  return rows * (guess.row_s + guess.attention_s * static_cast<double>(s.num_prompt) / 2) +
+         guess.pass_s;
+}
+
 absl::Status Engine::Impl::OpenPrefixCache(const FileIdentity& loaded) {
   if (options.prefix_store.empty() && options.prefix_memory_bytes == 0) return absl::OkStatus();
   if (options.prefix_store_mode != "rw" && options.prefix_store_mode != "ro")
@@ -23,14 +41,22 @@ absl::Status Engine::Impl::OpenPrefixCache(const FileIdentity& loaded) {
   cache.store_read_only = options.prefix_store_mode == "ro";
   cache.digest_bits = options.prefix_digest_bits_for_tests;
   if (!options.prefix_store.empty()) {
-    FileBlobStoreOptions files;
-    files.read_only = cache.store_read_only;
-    files.max_bytes = options.prefix_store_bytes;
-    VC_ASSIGN_OR_RETURN(cache.store, FileBlobStore::Open(options.prefix_store, files));
+    StoreOptions store;
+    store.read_only = cache.store_read_only;
+    store.max_folder_bytes = options.prefix_store_bytes;
+    store.environment = options.environment;
+    store.on_notice = [this](std::string_view text) { Tell(std::string(text)); };
+    VC_ASSIGN_OR_RETURN(cache.store, OpenStore(options.prefix_store, store));
+    const std::string folder = FolderIn(options.prefix_store);
+    // Notes of digests lie in a folder; without one the model file is read at every start.
+    if (digest.empty() && folder.empty()) {
+      VC_ASSIGN_OR_RETURN(const Sha256Digest of_file, Sha256OfFile(options.model_path));
+      digest = HexOf(of_file);
+    }
     if (digest.empty()) {
       VC_ASSIGN_OR_RETURN(
           digest, RememberedModelDigest(
-                      options.model_path, options.prefix_store,
+                      options.model_path, folder,
                       cache.store_read_only ? DigestNotes::kReadOnly : DigestNotes::kReadWrite));
     }
     VC_ASSIGN_OR_RETURN(model_identity, IdentityOfFile(options.model_path));
@@ -38,11 +64,8 @@ absl::Status Engine::Impl::OpenPrefixCache(const FileIdentity& loaded) {
       return absl::DataLossError(
           StrCat(options.model_path, " was changed while it was loaded; start again"));
   }
-  cache.identity.model_digest = digest;
-  cache.identity.tokenizer_digest = tokenizer->digest();
-  cache.identity.rope = RopeText(model->config);
-  cache.identity.kv_format = KvFormatText(model->config.kv_shape());
-  cache.identity.contract = kContractId;
+  cache.model_name = info.name;
+  cache.identity = Identity();
   prefixes = std::make_unique<PrefixCache>(std::move(cache), model->config.kv_shape(),
                                            model->kernels, [this] { return NewFullKv(); });
   return absl::OkStatus();
@@ -70,6 +93,8 @@ void Engine::Impl::UsePrefix(const Request& request, Sequence* s, bool alone) {
     if (alone) LimitPrefixes(room.memory_bytes);
     return;
   }
+  // A store that takes longer than computing is of no use.
+  room.recompute_s = RecomputeSeconds(*s);
   PrefixHit hit =
       prefixes->Find(s->tokens, request.prefix_salt, s->spec, s->full.num_tokens(), room);
   if (hit.full.has_value()) {
@@ -116,6 +141,9 @@ PrefixCacheStats Engine::prefix_stats() const {
   stats.store_blobs = from.store.num_blobs;
   stats.read_bytes = from.store.read_bytes;
   stats.written_bytes = from.store.written_bytes;
+  stats.store_errors = from.store.errors;
+  stats.store_late = from.store.late;
+  stats.store_skipped = from.store.skipped;
   return stats;
 }
 

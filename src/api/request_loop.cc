@@ -10,11 +10,6 @@
 #include "base/types.h"
 
 namespace vericache {
-namespace {
-
-constexpr uint32_t kPlainOrDraftKv = ModeBit(DraftMode::kPlain) | ModeBit(DraftMode::kDraftKv);
-// Bytes no sum of which overflows.
-constexpr int64_t kNoLimit = std::numeric_limits<int64_t>::max() / 16;
 
 // What a pass should take on a machine of this class: two cores read 20 GB a second and give 150
 // GFLOP/s of attention and 250 G multiply-adds of int8 codes (../shared measurements, rounded).
@@ -34,8 +29,16 @@ PassGuess GuessPass(const Model& model, int num_threads) {
   const double read_s = static_cast<double>(c.kv_shape().bytes_per_token()) / kBytesPerSecond;
   guess.full_token_s = std::max(0.0, read_s - guess.attention_s);
   guess.draft_byte_s = 2 / kBytesPerSecond;
+  // Votes are about as many bytes as K/V, and are written and read.
+  guess.chosen_token_s = 2 * read_s;
   return guess;
 }
+
+namespace {
+
+constexpr uint32_t kPlainOrDraftKv = ModeBit(DraftMode::kPlain) | ModeBit(DraftMode::kDraftKv);
+// Bytes no sum of which overflows.
+constexpr int64_t kNoLimit = std::numeric_limits<int64_t>::max() / 16;
 
 Limits LimitsOf(const LoopParts& parts, const LoopOptions& options) {
   Limits limits;
@@ -84,6 +87,13 @@ StepKind KindOf(WorkKind kind) {
 
 }  // namespace
 
+std::shared_ptr<Experience> NewExperience(const Model& model, int num_threads,
+                                          double link_bytes_per_s) {
+  return std::make_shared<Experience>(
+      GuessPass(model, num_threads),
+      link_bytes_per_s > 0 ? link_bytes_per_s : Limits().link_bytes_per_s);
+}
+
 struct RequestLoop::Running {
   std::unique_ptr<Sequence> sequence;
   LoopHooks hooks;
@@ -104,7 +114,7 @@ struct RequestLoop::Running {
 RequestLoop::RequestLoop(const LoopParts& parts, const LoopOptions& options)
     : parts_(parts),
       options_(options),
-      scheduler_(LimitsOf(parts, options), SchedulerOptionsOf(options)),
+      scheduler_(LimitsOf(parts, options), SchedulerOptionsOf(options), parts.experience),
       prefill_(parts.model, parts.forward, parts.pool),
       runner_(parts.model, parts.forward, parts.pool),
       start_s_(NowSeconds()) {}
@@ -131,6 +141,7 @@ RequestInfo RequestLoop::InfoOf(const Sequence& s, const DraftSizes& sizes, int 
   if (s.draft_length.fixed()) info.fixed_draft_len = s.draft_length.max();
   info.modes = sizes.modes != 0 ? sizes.modes : kPlainOrDraftKv;
   if (!s.spec.enabled) info.modes &= ~kDraftKvModes;
+  info.reselects = s.spec.reselects();
   if (parts_.small == nullptr || s.small_bytes == 0) info.modes &= ~kModelModes;
   if (info.modes == ModeBit(DraftMode::kPlain)) info.fixed_draft_len = kAutoDraftLen;
   if (parts_.tier != nullptr) {
@@ -152,6 +163,23 @@ absl::Status RequestLoop::CheckFits(const Sequence& sequence, const DraftSizes& 
   RequestInfo info = InfoOf(sequence, sizes, 0, 0);
   info.id = id;
   return Scheduler(LimitsOf(parts_, options_), SchedulerOptionsOf(options_)).Add(info, 0);
+}
+
+DraftSizes RequestLoop::FitDraft(uint32_t modes, Sequence* sequence) const {
+  const KvShape& shape = sequence->full.shape();
+  const DraftSizes asked = DraftSizesOf(shape, sequence->spec, modes);
+  if (parts_.tier == nullptr || options_.planned_memory || !sequence->spec.enabled) return asked;
+  const DraftSpec spec = sequence->spec;
+  const Scheduler scheduler(LimitsOf(parts_, options_), SchedulerOptionsOf(options_));
+  DraftSizes sizes = asked;
+  while (!scheduler.DraftKvFits(InfoOf(*sequence, sizes, 0, 0))) {
+    if (!ShrinkDraft(&sequence->spec)) {
+      sequence->spec = spec;
+      return asked;
+    }
+    sizes = DraftSizesOf(shape, sequence->spec, modes);
+  }
+  return sizes;
 }
 
 absl::StatusOr<RequestId> RequestLoop::Add(std::unique_ptr<Sequence> sequence,
@@ -291,6 +319,7 @@ void RequestLoop::Propose(const StepPlan& plan) {
     r.round_draft_s += r.proposal_s;
     items_[i].proposals = r.proposal;
     if (items_[i].kind != StepKind::kVerify) continue;
+    s.proposed = true;
     for (const TokenId token : r.proposal) {
       s.drafted.push_back({token});
       if (s.on_drafted) s.on_drafted(s);
@@ -439,11 +468,13 @@ WorkResult RequestLoop::ResultOf(const Work& work, const StepItem& item, double 
 void RequestLoop::Record(const StepPlan& plan, double begin_s, double end_s) {
   if (!options_.timeline) return;
   int64_t rows = 0;
+  double stall_s = 0;
   std::string what;
   for (size_t i = 0; i < items_.size(); ++i) {
     const StepItem& item = items_[i];
     if (item.rows_run == 0) continue;
     rows += item.rows_run;
+    stall_s += static_cast<double>(item.wait_ns) * 1e-9;
     TimelineEvent event;
     event.lane = TimelineEvent::Lane::kRequest;
     event.request = At(plan.work[i].id).hooks.index;
@@ -466,7 +497,8 @@ void RequestLoop::Record(const StepPlan& plan, double begin_s, double end_s) {
     event.bytes = item.fetched;
     timeline_.push_back(event);
   }
-  timeline_.push_back({TimelineEvent::Lane::kPass, 0, what, begin_s, end_s, rows, 0, 0});
+  timeline_.push_back({TimelineEvent::Lane::kPass, 0, what, begin_s, end_s, rows, 0, 0,
+                       std::min(stall_s, end_s - begin_s)});
 }
 
 bool RequestLoop::Step() {

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "api/draft_sizes.h"
 #include "api/proposals.h"
 #include "base/thread_pool.h"
 #include "engine/prefill.h"
@@ -30,22 +31,23 @@
 
 namespace vericache {
 
+// What a pass should take on a machine of this class.
+PassGuess GuessPass(const Model& model, int num_threads);
+
 struct LoopParts {
   const Model* model = nullptr;
   Forward* forward = nullptr;
   ThreadPool* pool = nullptr;
   KvTier* tier = nullptr;          // null: all K/V in RAM, without a limit
   ModelProposer* small = nullptr;  // null: no model proposes
+  // What earlier loops have learned, for this one to go on with; null: nothing.
+  std::shared_ptr<Experience> experience;
 };
 
-// What the scheduler must know of a sequence's drafts.
-struct DraftSizes {
-  int64_t bytes_per_token = 0;  // of its draft KV at its largest, tails apart; 0: no draft KV
-  int64_t fixed_bytes = 0;      // whatever its length: window, tails
-  // Modes it may draft in, by ModeBit(); 0: plain, and the draft KV if its spec has one. Those that
-  // need what it lacks (a draft KV, Sequence::small_bytes) are left out.
-  uint32_t modes = 0;
-};
+// What passes of the model should take on a machine of this class, before any was measured.
+// link_bytes_per_s: 0: the scheduler's guess.
+std::shared_ptr<Experience> NewExperience(const Model& model, int num_threads,
+                                          double link_bytes_per_s);
 
 struct LoopOptions {
   StaggerPolicy stagger = StaggerPolicy::kStaggered;
@@ -90,6 +92,10 @@ class RequestLoop {
                                 LoopHooks hooks, int priority = 0, double max_burst_s = 0);
   // What Add() would refuse; `id` is its name in messages. THREADS: safe beside anything else.
   absl::Status CheckFits(const Sequence& sequence, const DraftSizes& sizes, RequestId id) const;
+  // Makes the sequence's draft KV smaller until it fits beside what the request needs in any case,
+  // and says what of it the scheduler must know. One that cannot be made to fit is left as it is:
+  // it will not be made. `modes`: as DraftSizes has them. THREADS: as CheckFits().
+  DraftSizes FitDraft(uint32_t modes, Sequence* sequence) const;
   // Takes effect with the next step.
   void Cancel(RequestId id);
   // One pass. False: there is nothing to do.
