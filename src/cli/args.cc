@@ -13,6 +13,7 @@
 #include "base/types.h"
 #include "cli/errors.h"
 #include "vericache/engine.h"
+#include "vericache/prefixes.h"
 
 namespace vericache::cli {
 namespace {
@@ -73,6 +74,18 @@ absl::Status ParseBytes(const std::string& text, uint64_t* bytes) {
   return absl::OkStatus();
 }
 
+absl::Status ParseAge(const std::string& text, int64_t* seconds) {
+  constexpr std::string_view kUnits = "smhdw";
+  constexpr int64_t kSeconds[] = {1, 60, 3600, 86400, 604800};
+  const size_t unit = text.empty() ? kUnits.npos : kUnits.find(text.back());
+  int64_t number = 0;
+  if (unit == kUnits.npos ||
+      !ParseInteger(text.substr(0, text.size() - 1), 0, 1000000, &number).ok())
+    return absl::InvalidArgumentError(fmt::format("'{}' is not an age such as 12h or 7d", text));
+  *seconds = number * kSeconds[unit];
+  return absl::OkStatus();
+}
+
 void Flags::Finish(CLI::Option* option, const std::string& what) {
   option->group(group_);
   if (!what.empty()) option->type_name(what);
@@ -80,24 +93,55 @@ void Flags::Finish(CLI::Option* option, const std::string& what) {
 
 void Flags::Custom(const std::string& names, const std::string& what, const std::string& help,
                    std::function<absl::Status(const std::string&)> set) {
+  Option(names, what, help, [set = std::move(set)](const std::vector<std::string>& results) {
+    return set(results.back());
+  })->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
+}
+
+void Flags::List(const std::string& names, const std::string& what, const std::string& help,
+                 std::function<absl::Status(const std::vector<std::string>&)> set) {
+  constexpr int kMostTimes = 64;
+  Option(names, what, help, std::move(set))
+      ->expected(1, kMostTimes)
+      ->allow_extra_args(false)
+      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
+}
+
+void Flags::Subcommand(const std::string& name, const std::string& summary,
+                       const std::function<void(Flags*)>& declare, std::function<void()> chosen) {
+  CLI::App* command = app_->add_subcommand(name, summary);
+  Flags flags(command);
+  declare(&flags);
+  command->parse_complete_callback(std::move(chosen));
+  app_->require_subcommand(1);
+}
+
+void Flags::Positionals(const std::string& what, const std::string& help,
+                        std::vector<std::string>* values) {
+  Finish(app_->add_option(what, *values, help), "");
+}
+
+CLI::Option* Flags::Option(const std::string& names, const std::string& what,
+                           const std::string& help,
+                           std::function<absl::Status(const std::vector<std::string>&)> set) {
   const std::string variable = EnvironmentName(names);
   const std::string shown =
       names.substr(names.find("--"), names.find(',', names.find("--")) - names.find("--"));
   CLI::Option* option = app_->add_option(
       names,
       [set = std::move(set), shown, variable](const CLI::results_t& results) {
-        const std::string& text = results.back();
-        const absl::Status status = set(text);
+        const absl::Status status = set(results);
         if (status.ok()) return true;
         const char* twin = std::getenv(variable.c_str());
-        const std::string source =
-            twin != nullptr && text == twin ? fmt::format("{} (or {})", shown, variable) : shown;
+        const std::string source = twin != nullptr && results.back() == twin
+                                       ? fmt::format("{} (or {})", shown, variable)
+                                       : shown;
         throw CLI::ValidationError(source, std::string(status.message()));
       },
       help);
   option->envname(variable);
-  option->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
   Finish(option, what);
+  return option;
 }
 
 void Flags::Text(const std::string& names, const std::string& what, const std::string& help,
@@ -224,10 +268,23 @@ void ModelFlags::DeclareRope(Flags* flags) {
                  &rope.orig_context, 1, 1 << 28);
 }
 
+// Several are joined: the engine takes one text. A URL is checked here, before a model is loaded.
+void PrefixFlags::DeclareStore(Flags* flags) {
+  flags->List("--prefix-store", "STORE",
+              "Keep K/V here: DIR, redis://..., s3://...; again for a further tier, near to far",
+              [this](const std::vector<std::string>& texts) {
+                store.clear();
+                for (const std::string& text : texts) {
+                  if (text.empty()) return absl::InvalidArgumentError("the name is empty");
+                  store += (store.empty() ? "" : ",") + text;
+                }
+                return CheckPrefixStore(store);
+              });
+}
+
 void PrefixFlags::Declare(Flags* flags) {
   flags->Group("Prefix store");
-  flags->Name("--prefix-store", "DIR", "Keep K/V here; prompts that begin alike skip the prefill",
-              &store);
+  DeclareStore(flags);
   flags->Custom("--prefix-store-mode", "MODE", "rw, or ro: write nothing (default rw)",
                 [this](const std::string& text) {
                   mode = text;

@@ -8,6 +8,7 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "vericache/options.h"
@@ -41,6 +42,15 @@ class Flags {
   // `set` gets the text; its error's message is put after the flag's name.
   void Custom(const std::string& names, const std::string& what, const std::string& help,
               std::function<absl::Status(const std::string&)> set);
+  // May be given several times, and gets all of it; the twin holds one text.
+  void List(const std::string& names, const std::string& what, const std::string& help,
+            std::function<absl::Status(const std::vector<std::string>&)> set);
+  // A command below this one; one of them must be given. `chosen` is called if it was.
+  void Subcommand(const std::string& name, const std::string& summary,
+                  const std::function<void(Flags*)>& declare, std::function<void()> chosen);
+  // Arguments without a name, any number of them.
+  void Positionals(const std::string& what, const std::string& help,
+                   std::vector<std::string>* values);
   // An argument without a name; has no twin.
   void Positional(const std::string& what, const std::string& help, std::string* value);
 
@@ -57,6 +67,8 @@ class Flags {
 
  private:
   void Finish(CLI::Option* option, const std::string& what);
+  CLI::Option* Option(const std::string& names, const std::string& what, const std::string& help,
+                      std::function<absl::Status(const std::vector<std::string>&)> set);
 
   CLI::App* app_;
   std::string group_ = "Options";
@@ -64,6 +76,8 @@ class Flags {
 
 // "123", within [min, max]. ERRORS: kInvalidArgument: "'x' is not a whole number from 1 to 8".
 absl::Status ParseInteger(const std::string& text, int64_t min, int64_t max, int64_t* value);
+// "90s", "15m", "2h", "7d", "4w".
+absl::Status ParseAge(const std::string& text, int64_t* seconds);
 // "8GiB", "512M", "1e9" bytes; K, M, G, T are powers of 1024 with or without "iB" or "B".
 absl::Status ParseBytes(const std::string& text, uint64_t* bytes);
 
@@ -88,12 +102,13 @@ struct ModelFlags {
 
 // The flags of prefixes that outlive the process (docs/prefix_cache.md).
 struct PrefixFlags {
-  std::string store;
+  std::string store;  // one or several with commas between them, near to far
   std::string mode = EngineOptions().prefix_store_mode;
   uint64_t store_bytes = 0;
   uint64_t memory_bytes = 0;  // has no flag here: a command of one answer gains nothing by it
 
   void Declare(Flags* flags);
+  void DeclareStore(Flags* flags);
 };
 
 // The flags that say how to draft and to sample.

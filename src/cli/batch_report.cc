@@ -44,6 +44,7 @@ std::string EventLine(const TimelineEvent& event, int process) {
   } else {
     args["rows"] = event.rows;
     if (event.name == "verify") args["accepted"] = event.accepted;
+    if (event.stall_s > 0) args["stall_ms"] = Microseconds(event.stall_s) * 1e-3;
   }
   const bool is_pass = event.lane == TimelineEvent::Lane::kPass;
   return Dump({{"name", event.name},

@@ -25,8 +25,10 @@ CommandBody DeclareCompare(Flags* flags);
 CommandBody DeclareCompressors(Flags* flags);
 CommandBody DeclareInspect(Flags* flags);
 CommandBody DeclarePerplexity(Flags* flags);
+CommandBody DeclarePrefix(Flags* flags);
 CommandBody DeclarePull(Flags* flags);
 CommandBody DeclareBench(Flags* flags);
+CommandBody DeclareVerifier(Flags* flags);
 CommandBody DeclareVersion(Flags* flags);
 
 }  // namespace vericache::cli

@@ -94,10 +94,11 @@ std::string PrefixSummary(Engine* engine) {
     return count > 0 ? fmt::format(", {} {}", count, what) : std::string();
   };
   return fmt::format(
-      "prefixes {} of {} prompt tokens found; {} read, {} written{}{}{}\n", s.found_tokens,
+      "prefixes {} of {} prompt tokens found; {} read, {} written{}{}{}{}{}\n", s.found_tokens,
       s.prompt_tokens, FormatBytes(s.read_bytes), FormatBytes(s.written_bytes),
       unless_none(s.damaged, "damaged blobs set aside"), unless_none(s.evicted, "evicted"),
-      unless_none(s.failed_writes, "not written"));
+      unless_none(s.failed_writes, "not written"), unless_none(s.store_errors, "not answered"),
+      unless_none(s.store_skipped, "not tried"));
 }
 
 }  // namespace vericache::cli

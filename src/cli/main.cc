@@ -33,7 +33,9 @@ constexpr Entry kCommands[] = {
     {"compressors", "How well draft KVs do on your prompts", DeclareCompressors},
     {"inspect", "What a model file holds and what its KV costs", DeclareInspect},
     {"perplexity", "Perplexity of a text", DeclarePerplexity},
+    {"prefix", "Store prefixes, list, remove, measure, check them", DeclarePrefix},
     {"pull", "Fetch a model from the Hugging Face Hub", DeclarePull},
+    {"verifier", "Verify what other machines draft, next to the prefix store", DeclareVerifier},
     {"bench", "Measure prefill and decoding", DeclareBench},
     {"version", "Print the version", DeclareVersion},
 };

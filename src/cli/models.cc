@@ -9,6 +9,7 @@
 #include "base/status_macros.h"
 #include "cli/errors.h"
 #include "hub/hub.h"
+#include "vericache/prefixes.h"
 
 namespace vericache::cli {
 
@@ -35,6 +36,11 @@ ProgressWish WishOf(const ModelFlags& flags) {
   return flags.progress ? ProgressWish::kAlways : ProgressWish::kTerminalOnly;
 }
 
+std::string EnvironmentOf(const std::string& name) {
+  const char* value = std::getenv(name.c_str());
+  return value == nullptr ? "" : value;
+}
+
 absl::StatusOr<std::unique_ptr<Engine>> LoadEngine(const ModelFlags& flags,
                                                    const PrefixFlags& prefix,
                                                    const std::string& draft_model) {
@@ -55,6 +61,7 @@ absl::StatusOr<std::unique_ptr<Engine>> LoadEngine(const ModelFlags& flags,
   options.prefix_store_mode = prefix.mode;
   options.prefix_store_bytes = prefix.store_bytes;
   options.prefix_memory_bytes = prefix.memory_bytes;
+  options.environment = EnvironmentOf;
   ProgressBar bar("load", ProgressUnit::kBytes, WishOf(flags));
   options.on_load = [&bar](uint64_t done, uint64_t total) {
     bar.Update(static_cast<int64_t>(done), static_cast<int64_t>(total));
@@ -78,8 +85,12 @@ absl::StatusOr<std::unique_ptr<Engine>> LoadEngine(const ModelFlags& flags,
              info.isa);
   if (!prefix.store.empty()) {
     const PrefixCacheStats stats = engine->prefix_stats();
-    fmt::print(stderr, "prefixes {}: {} in {} blobs{}\n", OneLine(prefix.store),
-               FormatBytes(stats.store_bytes), stats.store_blobs,
+    // Counting what a remote store holds would be a walk over the network.
+    const std::string held =
+        prefix.store.find("://") == prefix.store.npos
+            ? fmt::format(": {} in {} blobs", FormatBytes(stats.store_bytes), stats.store_blobs)
+            : "";
+    fmt::print(stderr, "prefixes {}{}{}\n", OneLine(PrefixStoreName(prefix.store)), held,
                prefix.mode == "ro" ? ", read only" : "");
   }
   return engine;

@@ -26,4 +26,7 @@ absl::StatusOr<std::unique_ptr<Engine>> LoadEngine(const ModelFlags& flags,
 
 ProgressWish WishOf(const ModelFlags& flags);
 
+// What a variable of the environment holds, "" where it is not set: for credentials of stores.
+std::string EnvironmentOf(const std::string& name);
+
 }  // namespace vericache::cli

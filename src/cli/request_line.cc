@@ -12,10 +12,11 @@
 namespace vericache::cli {
 namespace {
 
-using Json = nlohmann::json;
+using Json = nlohmann::ordered_json;  // templates show tools as they were written
 
 // Far above any schema of a tool; deeper input would only serve to exhaust the stack.
 constexpr int kDepthMax = 200;
+constexpr int kKeysMax = 20000;  // in all: a key is looked up among its neighbours one by one
 // What rounds to a finite float lies below this: half a step above the largest one.
 constexpr double kFloatLimit = 0x1.ffffffp127;
 
@@ -124,14 +125,19 @@ absl::Status GetChat(const Json& object, RequestLine* line) {
 // Duplicate keys in JSON: the last one counts, as everywhere.
 absl::StatusOr<Json> ParseObject(std::string_view text) {
   bool too_deep = false;
-  const auto limit_depth = [&too_deep](int depth, Json::parse_event_t, Json&) {
+  int num_keys = 0;
+  const auto limit_depth = [&](int depth, Json::parse_event_t event, Json&) {
     too_deep |= depth > kDepthMax;
-    return depth <= kDepthMax;
+    num_keys += event == Json::parse_event_t::key;
+    return depth <= kDepthMax && num_keys <= kKeysMax;
   };
   Json object = Json::parse(text, limit_depth, /*allow_exceptions=*/false);
   if (too_deep)
     return absl::InvalidArgumentError(
         fmt::format("the JSON is nested more than {} levels deep", kDepthMax));
+  if (num_keys > kKeysMax)
+    return absl::InvalidArgumentError(
+        fmt::format("the JSON has more than {} keys, which no request needs", kKeysMax));
   if (!object.is_object()) return absl::InvalidArgumentError("expected one JSON object a line");
   for (auto it = object.begin(); it != object.end();)
     it = it->is_null() ? object.erase(it) : std::next(it);  // as clients of other servers write it

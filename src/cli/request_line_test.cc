@@ -101,7 +101,7 @@ TEST(SetPrompt, WantsExactlyOne) {
   }
   const auto line = ParseRequestLine(R"({"question": "Why \"x\"?"})", SamplingOptions());
   ASSERT_TRUE(SetPrompt(*line, &request).ok());
-  EXPECT_EQ(request.messages_json, R"([{"content":"Why \"x\"?","role":"user"}])");
+  EXPECT_EQ(request.messages_json, R"([{"role":"user","content":"Why \"x\"?"}])");
   EXPECT_EQ(request.prompt, "");
 }
 
@@ -113,6 +113,24 @@ TEST(ForEachLine, NumbersLinesAndSkipsBlankOnes) {
   };
   ASSERT_TRUE(ForEachLine("\na\n \t\r\nb", keep).ok());
   EXPECT_THAT(lines, testing::ElementsAre(testing::Pair(2, "a"), testing::Pair(4, "b")));
+}
+
+// Chat templates write tools as JSON, and the model sees the order of their keys.
+TEST(RequestLine, ToolsKeepTheOrderOfTheirKeys) {
+  const auto line = ParseRequestLine(
+      R"({"messages": [{"role": "user", "content": "a"}],
+          "tools": [{"type": "f", "a": {"z": 1, "b": 2}}]})",
+      {}, nullptr);
+  ASSERT_TRUE(line.ok()) << line.status();
+  EXPECT_EQ(line->tools_json, R"([{"type":"f","a":{"z":1,"b":2}}])");
+  EXPECT_EQ(line->messages_json, R"([{"role":"user","content":"a"}])");
+}
+
+TEST(RequestLine, EndlessKeysAreRefused) {
+  std::string text = R"({"prompt": "a", "tools": {)";
+  for (int i = 0; i < 200000; ++i) text += "\"" + std::to_string(i) + "\":1,";
+  const auto line = ParseRequestLine(text + "\"end\":1}}", {}, nullptr);
+  EXPECT_EQ(line.status().message(), "the JSON has more than 20000 keys, which no request needs");
 }
 
 }  // namespace

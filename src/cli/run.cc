@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -16,6 +17,7 @@
 #include "cli/interrupt.h"
 #include "cli/json_out.h"
 #include "cli/models.h"
+#include "cli/remote_flags.h"
 
 namespace vericache::cli {
 namespace {
@@ -26,6 +28,7 @@ struct RunOptions {
   ModelFlags model;
   PrefixFlags prefix;
   DecodingFlags decoding;
+  RemoteFlags remote;
   std::string prompt, file, system;
   std::string receipt, trace, session;
   int64_t max_tokens = Request().max_tokens;
@@ -44,6 +47,11 @@ absl::Status CheckOptions(const RunOptions& o) {
   if (!o.receipt.empty()) VC_RETURN_IF_ERROR(CheckWritable("--receipt", o.receipt));
   if (!o.trace.empty()) VC_RETURN_IF_ERROR(CheckWritable("--trace", o.trace));
   if (!o.session.empty()) VC_RETURN_IF_ERROR(CheckWritable("--session", o.session));
+  if (o.remote.wanted()) {
+    if (!o.session.empty())
+      return UsageError("--session keeps K/V that a --verifier has: drop one of them");
+    VC_RETURN_IF_ERROR(o.remote.Connect().status());
+  }
   return FindModel(o.model.model).status();
 }
 
@@ -103,6 +111,21 @@ absl::Status WriteExtras(const RunOptions& o, const SamplingOptions& sampling,
   return AuditAndReport(engine, receipt, AuditMode::kOnePass, WishOf(o.model), stderr);
 }
 
+absl::StatusOr<Completion> GenerateFarAway(const RunOptions& o, const Request& request,
+                                           const Callbacks& callbacks, Engine* engine,
+                                           std::string* summary) {
+  VC_ASSIGN_OR_RETURN(const std::vector<std::unique_ptr<RemoteVerifier>> owned, o.remote.Connect());
+  std::vector<RemoteVerifier*> verifiers;
+  for (const auto& verifier : owned) verifiers.push_back(verifier.get());
+  RemoteOptions options;
+  options.wait_s = std::min<double>(options.wait_s, o.remote.timeout_s);
+  RemoteStats stats;
+  absl::StatusOr<Completion> completion =
+      GenerateRemote(engine, request, verifiers, options, callbacks, &stats);
+  *summary = RemoteSummary(stats);
+  return completion;
+}
+
 absl::Status Run(const RunOptions& o) {
   VC_RETURN_IF_ERROR(CheckOptions(o));
   VC_ASSIGN_OR_RETURN(std::string text, ReadPrompt(o));
@@ -124,8 +147,12 @@ absl::Status Run(const RunOptions& o) {
   watch.rounds = o.show_rounds ? RoundsOutput::kShown : RoundsOutput::kNone;
   watch.progress = WishOf(o.model);
   Watcher watcher(*engine, watch);
+  std::string remote;
   const absl::StatusOr<Completion> completion =
-      engine->Generate(request, o.session.empty() ? nullptr : &session, watcher.MakeCallbacks());
+      o.remote.wanted()
+          ? GenerateFarAway(o, request, watcher.MakeCallbacks(), engine.get(), &remote)
+          : engine->Generate(request, o.session.empty() ? nullptr : &session,
+                             watcher.MakeCallbacks());
   watcher.Finish();
   VC_RETURN_IF_ERROR(completion.status());
 
@@ -135,6 +162,7 @@ absl::Status Run(const RunOptions& o) {
       !watcher.stdout_failed() && (!o.json || WriteStdout(CompletionJson(*completion) + "\n"));
   if (!written) return absl::UnavailableError("cannot write the answer to standard output");
   if (!o.json) fmt::print(stderr, "{}{}", Summary(*completion), PrefixSummary(engine.get()));
+  fmt::print(stderr, "{}", remote);
   VC_RETURN_IF_ERROR(WriteExtras(o, request.sampling, *completion, engine.get()));
   if (completion->finish_reason == "cancelled") return absl::CancelledError("stopped");
   return absl::OkStatus();
@@ -161,6 +189,7 @@ CommandBody DeclareRun(Flags* flags) {
   o->prefix.Declare(flags);
   o->decoding.DeclareDraft(flags);
   o->decoding.DeclareSampling(flags);
+  o->remote.Declare(flags);
   flags->Group("Output");
   flags->Switch("--json", "One JSON object on stdout instead of the text", &o->json);
   flags->Switch("--show-rounds", "Show drafted tokens as they are checked", &o->show_rounds);

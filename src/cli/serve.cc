@@ -15,6 +15,7 @@
 #include "cli/files.h"
 #include "cli/json_out.h"
 #include "cli/models.h"
+#include "cli/remote_flags.h"
 #include "server/server.h"
 #include "vericache/engine.h"
 #include "vericache/serving.h"
@@ -23,7 +24,6 @@ namespace vericache::cli {
 namespace {
 
 constexpr uint64_t kPrefixMemory = uint64_t{512} << 20;
-constexpr uint64_t kKeyFileBytesMax = 1 << 20;
 
 struct Settings {
   ModelFlags model;
@@ -32,15 +32,16 @@ struct Settings {
   ServiceOptions service;
   server::ServerOptions server;
   std::string config, port_file, api_keys, api_key_file;
-  int64_t max_tokens = 0, max_burst_ms = 0;
+  // Half a second of silence in a stream is not felt; people wait at a server.
+  int64_t max_tokens = 0, max_burst_ms = 500;
   float temperature = 1, grace_s = 3, stuck_s = 120;
   std::function<absl::Status(const std::string&)> read_config;
 };
 
 // Trimmed, without empty ones.
-void AddKeys(std::string_view text, char separator, std::vector<std::string>* keys) {
-  for (std::string_view key : Split(text, separator)) {
-    while (!key.empty() && (key.back() == ' ' || key.back() == '\r')) key.remove_suffix(1);
+void AddKeys(std::string_view text, std::vector<std::string>* keys) {
+  for (std::string_view key : Split(text, ',')) {
+    while (!key.empty() && key.back() == ' ') key.remove_suffix(1);
     while (!key.empty() && key.front() == ' ') key.remove_prefix(1);
     if (!key.empty()) keys->emplace_back(key);
   }
@@ -51,13 +52,10 @@ absl::Status Settle(Settings* s) {
   VC_RETURN_IF_ERROR(FindModel(s->model.model).status());
   if (!s->port_file.empty()) VC_RETURN_IF_ERROR(CheckWritable("--port-file", s->port_file));
   server::ApiOptions* api = &s->server.api;
-  AddKeys(s->api_keys, ',', &api->api_keys);
+  AddKeys(s->api_keys, &api->api_keys);
   if (!s->api_key_file.empty()) {
-    VC_ASSIGN_OR_RETURN(const std::string keys, ReadWholeFile(s->api_key_file, kKeyFileBytesMax));
-    AddKeys(keys, '\n', &api->api_keys);
-    // A file that was to hold keys and holds none must not open the door.
-    if (api->api_keys.empty())
-      return absl::InvalidArgumentError(fmt::format("{} holds no key", s->api_key_file));
+    VC_ASSIGN_OR_RETURN(const std::vector<std::string> keys, ReadKeyFile(s->api_key_file));
+    api->api_keys.insert(api->api_keys.end(), keys.begin(), keys.end());
   }
   api->defaults.draft = s->decoding.draft;
   api->defaults.draft_len = s->decoding.draft_len;
@@ -155,7 +153,8 @@ void DeclareApi(Flags* flags, Settings* s) {
                  &s->service.max_running, 1, 1024);
   flags->Integer("--queue", "N", "Choices that wait at most (default 1024)",
                  &s->service.max_waiting, 0, 1 << 20);
-  flags->Integer("--max-burst-ms", "N", "Longest pause in a stream that drafting may make",
+  flags->Integer("--max-burst-ms", "N",
+                 "Longest pause in a stream that drafting may make; 0: any (default 500)",
                  &s->max_burst_ms, 0, int64_t{24} * 3600 * 1000);
   flags->Custom("--prefix-memory", "SIZE",
                 "RAM for K/V of earlier prompts; 0: none (default 512MiB)",

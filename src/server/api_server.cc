@@ -1,17 +1,14 @@
 #include "server/api_server.h"
 
-#include <openssl/crypto.h>
-#include <strings.h>
-
 #include <ctime>
 #include <exception>
 #include <new>
 #include <utility>
 
-#include "base/hash.h"
 #include "base/status_macros.h"
 #include "base/text.h"
 #include "server/api_error.h"
+#include "server/api_keys.h"
 #include "server/completion_job.h"
 #include "server/fields.h"
 #include "server/json.h"
@@ -25,6 +22,28 @@ std::string FileStem(const std::string& path) {
   std::string name = path.substr(path.find_last_of('/') + 1);
   if (name.ends_with(".gguf")) name.resize(name.size() - 5);
   return name;
+}
+
+// Clients write a slash within a name as %2F.
+std::string PercentDecoded(std::string_view text) {
+  const auto digit = [](char c) {
+    return c >= '0' && c <= '9'   ? c - '0'
+           : c >= 'a' && c <= 'f' ? c - 'a' + 10
+           : c >= 'A' && c <= 'F' ? c - 'A' + 10
+                                  : -1;
+  };
+  std::string decoded;
+  for (size_t i = 0; i < text.size(); ++i) {
+    const int high = text[i] == '%' && i + 2 < text.size() ? digit(text[i + 1]) : -1;
+    const int low = high >= 0 ? digit(text[i + 2]) : -1;
+    if (low < 0) {
+      decoded += text[i];
+      continue;
+    }
+    decoded += static_cast<char>(high * 16 + low);
+    i += 2;
+  }
+  return decoded;
 }
 
 absl::StatusOr<std::vector<int32_t>> ReadTokens(const Fields& fields, int64_t vocab_size) {
@@ -79,8 +98,8 @@ ApiServer::Service ApiServer::service() const {
   return service_;
 }
 
-const ApiServer::Route* ApiServer::Find(const HttpRequest& request, bool* path_known) const {
-  *path_known = false;
+const ApiServer::Route* ApiServer::Find(const HttpRequest& request, std::string* method) const {
+  method->clear();
   for (const Route& route : kRoutes) {
     std::string_view path = route.path;
     const bool prefix = path.ends_with('*');
@@ -88,34 +107,19 @@ const ApiServer::Route* ApiServer::Find(const HttpRequest& request, bool* path_k
     const bool same = prefix ? request.path.size() > path.size() && request.path.starts_with(path)
                              : request.path == path;
     if (!same) continue;
-    *path_known = true;
+    *method = route.method;
     if (request.method == route.method) return &route;
   }
   return nullptr;
 }
 
-// Compares digests, all of them, in constant time: neither how much of a key is right nor which
-// one it is like can be told from how long this takes.
 bool ApiServer::HasKey(const HttpRequest& request) const {
-  if (options_.api_keys.empty()) return true;
-  std::string_view given = request.api_key;
-  constexpr std::string_view kBearer = "bearer ";
-  const std::string_view header = request.authorization;
-  if (header.size() > kBearer.size() &&
-      strncasecmp(header.data(), kBearer.data(), kBearer.size()) == 0)
-    given = header.substr(kBearer.size());
-  const Sha256Digest digest = Sha256Of(given.data(), given.size());
-  int good = 0;
-  for (const std::string& key : options_.api_keys) {
-    const Sha256Digest expected = Sha256Of(key.data(), key.size());
-    good |= CRYPTO_memcmp(digest.data(), expected.data(), digest.size()) == 0;
-  }
-  return good != 0;
+  return server::HasKey(request, options_.api_keys);
 }
 
 bool ApiServer::IsQuick(const HttpRequest& request) const {
-  bool path_known = false;
-  const Route* route = Find(request, &path_known);
+  std::string method;
+  const Route* route = Find(request, &method);
   return route == nullptr || route->quick || !HasKey(request);
 }
 
@@ -130,14 +134,15 @@ void ApiServer::Handle(HttpRequest request, std::shared_ptr<HttpReply> reply) {
 }
 
 void ApiServer::Answer(const HttpRequest& request, const std::shared_ptr<HttpReply>& reply) {
-  bool path_known = false, stopping = false;
+  std::string method;
+  bool stopping = false;
   Service current;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     current = service_;
     stopping = stopping_;
   }
-  const Route* route = Find(request, &path_known);
+  const Route* route = Find(request, &method);
   if (route == nullptr || !route->open) {
     if (!HasKey(request))
       return SendError("", absl::UnauthenticatedError("the API key is missing or wrong"),
@@ -145,8 +150,11 @@ void ApiServer::Answer(const HttpRequest& request, const std::shared_ptr<HttpRep
   }
   if (route == nullptr) {
     HttpResponse response =
-        path_known ? ErrorResponse(405, StrCat(request.method, " is not for ", request.path))
-                   : ErrorResponse(404, StrCat("there is nothing at ", request.path));
+        method.empty() ? ErrorResponse(404, StrCat("there is nothing at ", request.path))
+                       : ErrorResponse(405, StrCat(request.method, " is not for ", request.path));
+    if (!method.empty())
+      response.headers.emplace_back("Allow",
+                                    method == "GET" ? "GET, HEAD, OPTIONS" : "POST, OPTIONS");
     metrics_.Replied("other", response.status);
     return reply->Send(std::move(response));
   }
@@ -250,7 +258,7 @@ void ApiServer::ListModels(const HttpRequest& request, const Service& service,
                                {"kv_bytes_per_token", info.kv_bytes_per_token},
                                {"has_chat_template", info.has_chat_template}}}};
   const bool one = request.path != kModels;
-  if (one && request.path.substr(kModels.size() + 1) != id)
+  if (one && PercentDecoded(std::string_view(request.path).substr(kModels.size() + 1)) != id)
     return SendError("/v1/models/*",
                      WithCode(absl::NotFoundError(StrCat("this server has the model '", id, "'")),
                               "model_not_found"),

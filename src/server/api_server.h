@@ -58,7 +58,8 @@ class ApiServer : public HttpHandler {
   static const Route kRoutes[];
 
   void Answer(const HttpRequest& request, const std::shared_ptr<HttpReply>& reply);
-  const Route* Find(const HttpRequest& request, bool* path_known) const;
+  // `method`: the one that its path is for, "" for unknown paths.
+  const Route* Find(const HttpRequest& request, std::string* method) const;
   bool HasKey(const HttpRequest& request) const;
   RequestRules RulesOf(const CompletionService& service) const;
   std::string ModelId(const CompletionService& service) const;

@@ -218,7 +218,7 @@ class Connection : public ConnectionBase, public std::enable_shared_from_this<Co
     if (header_error) co_return co_await Refuse(header_error);
     const uint64_t length = parser->content_length().value_or(0);
     if (!share->GrowTo(length)) co_return co_await Refuse(503, kNoRoom);
-    if (parser->get()[http::field::expect] == "100-continue") {
+    if (beast::iequals(parser->get()[http::field::expect], "100-continue")) {
       http::response<http::empty_body> go_on(http::status::continue_, parser->get().version());
       co_await http::async_write(stream_, go_on, kToken);
     }

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <ctime>
+#include <exception>
 #include <utility>
 
 #include "base/status_macros.h"
@@ -59,7 +60,14 @@ class CompletionJob::Sink : public ServeSink {
 
  private:
   void Post(std::function<void(CompletionJob*)> work) {
-    job_->reply_->Post([job = job_, work = std::move(work)] { work(job.get()); });
+    job_->reply_->Post([job = job_, work = std::move(work)] {
+      // What is thrown on the way must end the reply: its client would wait for ever.
+      try {
+        work(job.get());
+      } catch (const std::exception& error) {
+        job->Fail(absl::InternalError(error.what()));
+      }
+    });
   }
 
   const std::shared_ptr<CompletionJob> job_;
@@ -322,7 +330,13 @@ void CompletionJob::OnEnd(ServeEnd end) {
   if (num_ended_ < static_cast<int>(choices_.size()) || done()) return;
   finished_ = true;
   context_.metrics->RequestEnded(SecondsSoFar());
-  reply_->Defer([self = shared_from_this()] { self->FinishReply(); });
+  reply_->Defer([self = shared_from_this()] {
+    try {
+      self->FinishReply();
+    } catch (const std::exception&) {
+      self->reply_->Abort();
+    }
+  });
 }
 
 void CompletionJob::FinishReply() {

@@ -23,6 +23,9 @@ absl::StatusOr<Json> ParseBody(std::string_view text) {
   } catch (const Json::parse_error& error) {
     return absl::InvalidArgumentError(
         fmt::format("the body is not JSON in UTF-8: error at byte {}", error.byte));
+  } catch (const Json::out_of_range&) {
+    // The parser's word for 1e999; anything it throws must end here.
+    return absl::InvalidArgumentError("the body has a number that no double holds");
   }
 }
 

@@ -126,6 +126,11 @@ struct Metrics::Families {
           .Add({});
   Counter& damaged =
       NewCounter("vericache_prefix_damaged_total", "Stored prefixes set aside").Add({});
+  Family<Counter>& store_failures = NewCounter("vericache_prefix_store_failures_total",
+                                               "Operations of the prefix store without an answer");
+  Counter& store_errors = store_failures.Add({{"kind", "error"}});
+  Counter& store_late = store_failures.Add({{"kind", "late"}});
+  Counter& store_skipped = store_failures.Add({{"kind", "skipped"}});
   Counter& bad_sequences = NewCounter("vericache_nonfinite_sequences_total",
                                       "Sequences whose K/V were kept up to a bad row")
                                .Add({});
@@ -170,6 +175,9 @@ void Metrics::Families::FollowStats(const ServiceStats& s) {
       {&misses, s.prefix.misses},
       {&found, s.prefix.found_tokens},
       {&damaged, s.prefix.damaged},
+      {&store_errors, s.prefix.store_errors - s.prefix.store_late},
+      {&store_late, s.prefix.store_late},
+      {&store_skipped, s.prefix.store_skipped},
       {&bad_sequences, s.prefix.bad_sequences},
   };
   for (const auto& [counter, total] : totals) Follow(counter, total);

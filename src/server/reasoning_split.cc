@@ -34,14 +34,18 @@ bool ReasoningSplit::Step(SplitText* out) {
         state_ = State::kContent;
       } else if (opened) {
         held_.erase(0, begin + kOpen.size());
-        state_ = State::kReasoning;
-        held_.erase(0, std::min(held_.find_first_not_of(kBlanks), held_.size()));
-        if (held_.empty()) state_ = State::kOpening;
+        state_ = State::kOpened;
       } else {
         held_.erase(0, begin);
         state_ = State::kReasoning;
       }
       return !held_.empty();
+    }
+    case State::kOpened: {
+      held_.erase(0, std::min(held_.find_first_not_of(kBlanks), held_.size()));
+      if (held_.empty()) return false;
+      state_ = State::kReasoning;
+      return true;
     }
     case State::kReasoning: {
       const size_t close = held_.find(kClose);

@@ -29,11 +29,14 @@ class ReasoningSplit {
   SplitText Push(std::string_view text);
   // What was held back; call it once, at the end.
   SplitText Finish();
-  bool inside() const { return state_ == State::kOpening || state_ == State::kReasoning; }
+  bool inside() const {
+    return state_ == State::kOpening || state_ == State::kOpened || state_ == State::kReasoning;
+  }
 
  private:
-  // kOpening, kClosing: beside a mark, where blanks are dropped.
-  enum class State { kStart, kOpening, kReasoning, kClosing, kContent };
+  // kOpening: the prompt opened the block, and the answer may say so once more. kOpened, kClosing:
+  // behind a mark, where blanks are dropped.
+  enum class State { kStart, kOpening, kOpened, kReasoning, kClosing, kContent };
 
   // Handles what can be handled of held_; true if the state has changed.
   bool Step(SplitText* out);

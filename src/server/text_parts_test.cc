@@ -98,6 +98,18 @@ TEST(ToolParser, WhatIsNoCallStaysText) {
     ExpectAlways(text, "|" + text + "|");
 }
 
+TEST(ToolParser, ABackslashAtTheEndOfAStringEscapesNothing) {
+  ExpectAlways(R"(<tool_call>{"name": "f", "arguments": {"a": "x\\\\"}}</tool_call> y)",
+               R"(|y|f({"a": "x\\\\"}))");
+}
+
+// The JSON library throws at such a number, in another way than at other bad JSON.
+TEST(ToolParser, ANumberThatNoDoubleHoldsStaysText) {
+  const std::string call =
+      "<tool_call>{\"arguments\": {\"a\": 1e999}, \"name\": \"f\"}</tool_call>";
+  ExpectAlways(call, "|" + call + "|");
+}
+
 TEST(ToolParser, ACallThatTheLimitCutsHasCutArguments) {
   ExpectAlways("<tool_call>{\"name\": \"f\", \"arguments\": {\"a\": \"lo", "||f({\"a\": \"lo)");
   ExpectAlways("<tool_call>{\"name\": \"f\", \"arguments\": {\"a\": 1</tool_call> x",
@@ -127,6 +139,8 @@ TEST(ReasoningSplit, ClosedOpenTwiceAndLiteral) {
   ExpectAlways("a</think>b</think>c", "a|b</think>c|", inside);
   ExpectAlways("<think>x</think>", "|<think>x</think>|", ReasoningStart::kOff);
   ExpectAlways("<think></think>so", "|so|", detect);
+  for (const ReasoningStart start : {inside, detect})
+    ExpectAlways("<think>\n<think>\nwhy</think>so", "<think>\nwhy|so|", start);
 }
 
 TEST(ReasoningSplit, CallsAreLookedForInTheContentAlone) {

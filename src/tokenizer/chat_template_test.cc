@@ -265,6 +265,28 @@ TEST(ChatTemplate, KilledProcessIsReplaced) {
   }
 }
 
+TEST(ChatTemplate, AMachineThatStandsStillIsNotTheTemplatesFault) {
+  ChatTemplateLimits limits;
+  limits.timeout_ms = 300;
+  ChatTemplate chat("{{ messages[0].content }}", "", "", limits);
+  ASSERT_TRUE(chat.Render(Request(kUser)).ok());
+  pid_t child = 0;
+  std::ifstream("/proc/thread-self/children") >> child;
+  if (child <= 0) GTEST_SKIP() << "this kernel does not list children";
+  ASSERT_EQ(kill(child, SIGSTOP), 0);
+  std::thread goes_on([child] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(900));
+    kill(child, SIGCONT);
+  });
+  const auto prompt = chat.Render(Request(kUser));
+  goes_on.join();
+  ASSERT_TRUE(prompt.ok()) << prompt.status();
+  EXPECT_EQ(*prompt, "Hello");
+  // Nor does it wait for ever.
+  ASSERT_EQ(kill(child, SIGSTOP), 0);
+  EXPECT_EQ(chat.Render(Request(kUser)).status().code(), absl::StatusCode::kDeadlineExceeded);
+}
+
 TEST(ChatTemplate, TemplateCannotOpenFilesEvenOutsideTheSandbox) {
   // The lookups that escape older sandboxes; whichever gets through finds no file to open.
   for (const char* source :
