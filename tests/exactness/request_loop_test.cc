@@ -1,8 +1,11 @@
 // Many requests under one KV budget: each has the bits that it has alone, whatever its neighbours,
 // the order, preemptions, lock-step or staggering; what cannot be served fails alone, with numbers.
 #include <algorithm>
+#include <functional>
 #include <memory>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "gtest/gtest.h"
@@ -20,13 +23,15 @@ constexpr const char* kSpecs[] = {"off",           "int4",
 // Open blocks, staging and a rebuild's layer of this model, whatever the requests.
 constexpr uint64_t kLeast = 640 << 10;
 
-std::unique_ptr<Engine> LoadEngine(uint64_t kv_memory, uint64_t prefix_memory = 0) {
+std::unique_ptr<Engine> LoadEngine(uint64_t kv_memory, uint64_t prefix_memory = 0,
+                                   std::function<void(std::string_view)> on_notice = nullptr) {
   EngineOptions options;
   options.model_path = "tests/golden/model/qwen2_untied.gguf";
   options.num_threads = 2;
   options.kv_memory = kv_memory;
   options.kv_dir = testing::TempDir();
   options.prefix_memory_bytes = prefix_memory;
+  options.on_notice = std::move(on_notice);
   auto engine = Engine::Load(options);
   EXPECT_TRUE(engine.ok()) << engine.status();
   return *std::move(engine);
@@ -108,6 +113,37 @@ TEST(RequestLoop, Case53AnImpossibleRequestFailsAlone) {
     EXPECT_NE(got[i].status().message().find("--kv-memory"), absl::string_view::npos)
         << got[i].status();
   }
+}
+
+// A draft KV that does not fit beside staging is made smaller, as `run` does, and said so.
+TEST(RequestLoop, DraftsAreMadeSmallerUntilTheyFit) {
+  const auto alone = LoadEngine(0);
+  Request r;
+  r.prompt_token_ids = TestPrompt(2000, 21);
+  r.max_tokens = 24;
+  r.ignore_eos = true;
+  r.draft = "verify:0.9+int8";
+  r.draft_len = 5;
+  const auto want = alone->Generate(r);
+  ASSERT_TRUE(want.ok()) << want.status();
+  int smaller = 0;
+  for (uint64_t budget = kLeast; budget < 4 * kLeast; budget += kLeast / 4) {
+    std::vector<std::string> notices;
+    const auto engine =
+        LoadEngine(budget, 0, [&](std::string_view text) { notices.emplace_back(text); });
+    BatchReport report;
+    const auto got = engine->GenerateBatch({&r, 1}, BatchOptions(), &report);
+    ExpectSame(got[0], want, std::to_string(budget));
+    EXPECT_LE(report.peak_kv_bytes, budget);
+    const bool told = std::any_of(notices.begin(), notices.end(), [](const std::string& text) {
+      return text.find("instead of verify:0.9") != std::string::npos;
+    });
+    const CompletionStats& stats = got[0]->stats;
+    EXPECT_EQ(told, stats.drafted > 0 && stats.kept_fraction < 0.9 * want->stats.kept_fraction)
+        << budget << " " << stats.kept_fraction;
+    smaller += told;
+  }
+  EXPECT_GT(smaller, 0);
 }
 
 // Case 52: preempted requests go on as if nothing had happened, penalties included.

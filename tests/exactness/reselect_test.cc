@@ -1,6 +1,6 @@
 // verify: after every round with a draft the draft KV is what the votes of that round's rows choose
 // among the tokens that were committed before, plus the rows committed by it; wherever K/V lie, and
-// whatever was drafted and rejected on the way.
+// whatever was drafted and rejected on the way. The same goes for the last rows of a prompt.
 #include <algorithm>
 #include <string>
 
@@ -187,6 +187,86 @@ TEST(Reselect, IsWhatTheRoundsVotesChooseInRamAndSpilled) {
   }
 }
 
+// A prompt whose chunks end in one of `last` rows: its draft KV.
+std::string DraftOfPrompt(Harness* harness, const char* spec, int64_t last, bool spilled) {
+  constexpr int64_t kChunk = 512, n = 8 * kChunk;
+  RunTask task;
+  task.prompt = RandomPrompt(n + last, 160, 11);
+  RunKnobs knobs;
+  knobs.draft = spec;
+  if (spilled) knobs.tier = harness->MakeTier(4608, 2);
+  auto sequence = harness->MakeSequence(task, knobs);
+  Prefill prefill(&harness->model(), &harness->forward(), &harness->pool());
+  PrefillOptions options;
+  options.chunk_rows = kChunk;
+  EXPECT_TRUE(prefill.Run(sequence.get(), options).ok());
+  EXPECT_EQ(sequence->full.num_cold_blocks() > 0, spilled);
+  const Sequence& s = *sequence;
+  const std::vector<TokenId> rows(s.tokens.begin() + n, s.tokens.begin() + n + last);
+  const auto voters =
+      PassReselector::VotersOf(last, static_cast<double>(last), QueryRowsOfRound(s.spec, last));
+  FullKv prefix(s.full.shape(), harness->model().kernels);
+  const VoteKeeper keeper = VotesAgain(harness, s, n, rows, voters, &prefix);
+  EXPECT_TRUE(BytesOf(*s.draft) == ExpectedDraft(harness, s, keeper, prefix, last)) << spec;
+  return BytesOf(*s.draft);
+}
+
+TEST(Reselect, APromptsLastRowsChooseInTheirOwnPass) {
+  for (const char* spec : {"verify:0.3+int4", "verify:0.2,window=8", "verify:0.5,pool=1+int8"}) {
+    Harness harness(OpenBytes(TinyModelBytes(SmallModel())), "", 2);
+    for (const int64_t last : {16, 40, 64})
+      EXPECT_EQ(DraftOfPrompt(&harness, spec, last, false),
+                DraftOfPrompt(&harness, spec, last, true))
+          << spec << " " << last;
+  }
+}
+
+// Fewer rows than may vote, more than are appended whole, and short prompts are asked afterwards:
+// all of the window's queries, over all keys.
+TEST(Reselect, OtherPromptsAreAskedAfterwards) {
+  Harness harness(OpenBytes(TinyModelBytes(SmallModel())), "", 2);
+  struct Prompt {
+    int64_t chunk, num_chunks, last;
+  };
+  for (const auto& [chunk, num_chunks, last] :
+       {Prompt{512, 8, 15}, Prompt{140, 2, 40}, Prompt{140, 2, 65}}) {
+    RunTask task;
+    task.prompt = RandomPrompt(chunk * num_chunks + last, 160, 11);
+    RunKnobs knobs;
+    knobs.draft = "verify:0.3+int4";
+    auto sequence = harness.MakeSequence(task, knobs);
+    Prefill prefill(&harness.model(), &harness.forward(), &harness.pool());
+    PrefillOptions options;
+    options.chunk_rows = chunk;
+    ASSERT_TRUE(prefill.Run(sequence.get(), options).ok());
+    EXPECT_TRUE(BytesOf(*sequence->draft) ==
+                FreshDraft(&harness, *sequence, sequence->full.num_tokens()))
+        << last;
+  }
+}
+
+// A long prompt's last chunk is cut so that it can choose.
+TEST(Reselect, ALongPromptEndsInAChunkThatChooses) {
+  Harness harness(OpenBytes(TinyModelBytes(SmallModel())), "", 2);
+  for (const char* draft : {"verify:0.3+int4", "verify:0.3,score=vegas+int4", "sink:0.3"}) {
+    RunTask task;
+    task.prompt = RandomPrompt(4300, 160, 12);
+    RunKnobs knobs;
+    knobs.draft = draft;
+    auto sequence = harness.MakeSequence(task, knobs);
+    std::vector<int64_t> ends;
+    PrefillOptions options;
+    options.chunk_rows = 512;
+    options.progress = [&](int64_t done, int64_t) { return ends.push_back(done), true; };
+    Prefill prefill(&harness.model(), &harness.forward(), &harness.pool());
+    ASSERT_TRUE(prefill.Run(sequence.get(), options).ok());
+    ASSERT_GE(ends.size(), 2u);
+    const bool cut = std::string(draft) == "verify:0.3+int4";
+    EXPECT_EQ(ends.back() - ends[ends.size() - 2], cut ? 16 : 4300 - 8 * 512) << draft;
+    EXPECT_EQ(sequence->draft->num_tokens(), 4300) << draft;
+  }
+}
+
 // The votes of the attention itself are those that queries count afterwards, but for their f16.
 TEST(Reselect, VotesAreThoseThatQueriesCountAfterwards) {
   TinyModelOptions options = SmallModel();
@@ -223,17 +303,19 @@ TEST(Reselect, VotesAreThoseThatQueriesCountAfterwards) {
   }
 }
 
-// Choosing anew costs more than a plain step: rounds without a draft only add their rows.
-TEST(Reselect, WaitsWhileNothingIsDrafted) {
+// Choosing anew costs more than a plain step: rounds that do not use the draft KV only add their
+// rows, until it is to draft again.
+TEST(Reselect, WaitsUntilTheDraftKvDraftsAgain) {
   const TinyModelOptions options = SmallModel();
   Harness harness(OpenBytes(TinyModelBytes(options)), "", 2);
   RunTask task;
   task.prompt = RandomPrompt(300, options.vocab_size, 3);
-  task.max_tokens = 60;
+  task.max_tokens = 700;
   RunKnobs knobs;
   knobs.draft = "verify:0.3+int4";
   knobs.draft_len = 9;
   auto sequence = harness.MakeSequence(task, knobs);
+  sequence->ends_generation = [](TokenId) { return false; };
   Prefill prefill(&harness.model(), &harness.forward(), &harness.pool());
   ASSERT_TRUE(prefill.Run(sequence.get(), {}).ok());
   Sequence* one = sequence.get();
@@ -241,22 +323,68 @@ TEST(Reselect, WaitsWhileNothingIsDrafted) {
     return BytesOf(*one->draft) == FreshDraft(&harness, *one, one->full.num_tokens());
   };
   Verifier verifier(&harness.model(), &harness.forward(), &harness.pool());
-  constexpr int kRoundsPerChoice = 32;
-  for (int round = 1; round < kRoundsPerChoice; ++round) {
+  // A wrong token that something else proposes, now and then.
+  const auto round = [&](int idx) {
+    if (idx % 3 == 0) {
+      one->drafted.push_back({static_cast<TokenId>(idx % 160)});
+      one->proposed = true;
+    }
     verifier.Verify({&one, 1});
+  };
+  constexpr int kStale = 32, kMost = 512;
+  for (int i = 1; i < kStale; ++i) {
+    round(i);
     ASSERT_FALSE(one->done());
     ASSERT_EQ(one->draft->num_tokens(), one->full.num_tokens());
-    ASSERT_FALSE(is_fresh()) << "after " << round << " rounds";
+    ASSERT_FALSE(is_fresh()) << "after " << i << " rounds";
   }
-  verifier.Verify({&one, 1});
+  if (one->num_unchosen < kStale) {
+    verifier.RefreshChoice(one);
+    ASSERT_FALSE(is_fresh());  // not yet too old
+  }
+  while (one->num_unchosen < kStale) round(1);
+  ASSERT_FALSE(is_fresh());
+  verifier.RefreshChoice(one);
   EXPECT_TRUE(is_fresh());
-  verifier.Verify({&one, 1});
-  EXPECT_FALSE(is_fresh());
+  EXPECT_EQ(one->num_unchosen, 0);
+  // In rounds it is done before the draft.
+  while (one->num_unchosen < kStale) round(1);
   RoundRunner rounds(&harness.model(), &harness.forward(), &harness.pool());
   rounds.Run({&one, 1});
   ASSERT_GT(one->rounds.back().drafted, 0);
   ASSERT_FALSE(one->done());
-  EXPECT_EQ(one->plain_rounds, 0);
+  EXPECT_EQ(one->num_unchosen, 0);
+  // It does not grow without end.
+  int64_t most = 0;
+  for (int i = 0; i < kMost + 8 && !one->done(); ++i) {
+    round(1);
+    most = std::max(most, one->num_unchosen);
+  }
+  EXPECT_EQ(most, kMost - 1);
+}
+
+// Under a budget the draft KV may not grow: plain rounds choose anew as soon as enough can vote.
+TEST(Reselect, DoesNotWaitUnderABudget) {
+  const TinyModelOptions options = SmallModel();
+  Harness harness(OpenBytes(TinyModelBytes(options)), "", 2);
+  RunTask task;
+  task.prompt = RandomPrompt(300, options.vocab_size, 3);
+  task.max_tokens = 80;
+  RunKnobs knobs;
+  knobs.draft = "verify:0.3+int4";
+  knobs.tier = harness.MakeTier(512, 2);
+  auto sequence = harness.MakeSequence(task, knobs);
+  sequence->ends_generation = [](TokenId) { return false; };
+  Prefill prefill(&harness.model(), &harness.forward(), &harness.pool());
+  ASSERT_TRUE(prefill.Run(sequence.get(), {}).ok());
+  Sequence* one = sequence.get();
+  Verifier verifier(&harness.model(), &harness.forward(), &harness.pool());
+  int64_t most = 0;
+  for (int i = 0; i < 70; ++i) {
+    verifier.Verify({&one, 1});
+    most = std::max(most, one->num_unchosen);
+  }
+  EXPECT_EQ(most, 31);
 }
 
 }  // namespace

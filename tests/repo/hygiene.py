@@ -22,7 +22,7 @@ MAX_COLUMNS = 100
 LAYERS = {
     "base": 0,
     "gguf": 1, "kernels": 1, "storage": 1, "hub": 1,
-    "tokenizer": 2, "model": 2, "kv": 2,
+    "tokenizer": 2, "model": 2, "kv": 2, "remote": 2,
     "engine": 3,
     "scheduler": 4,
     "api": 5,

@@ -64,6 +64,9 @@ class ApiTest(unittest.TestCase):
                          b'{"messages": [{"role": "user", "content": "\\ud83d"}]}',
                          b"", b"[]", b"nonsense", b'"x"', b"\xff\xfe", b"{" * 100000):
                 self.assertEqual(server.post("/v1/chat/completions", body)[0], 400, body[:60])
+            for number in ("1e999", "-1e999", "9" * 400):
+                body = '{"prompt": "x", "temperature": %s}' % number
+                self.assertEqual(server.post("/v1/completions", body)[0], 400, body)
             for text in ("\u0000", "\u00a0" * 50, "\u2028", "\U0001fffe"):
                 self.assertEqual(server.chat(text)[0], 200)
 
@@ -137,6 +140,12 @@ class ApiTest(unittest.TestCase):
             got = self.both(server, "one", tools=TOOLS, parallel_tool_calls=False)
             self.assertEqual(len(got["tool_calls"]), 1)
 
+    def test_tools_a_call_that_is_no_json_stays_text(self):
+        call = '<tool_call>{"arguments": {"a": 1e999}, "name": "get_time"}</tool_call>'
+        with Server([rule([call, " x"])]) as server:
+            got = self.both(server, tools=TOOLS)
+            self.assertEqual((got["tool_calls"], got["content"]), ([], call + " x"))
+
     def test_tools_that_the_request_does_not_have_stay_text(self):
         with Server([rule(['<tool_call>{"name": "rm", "arguments": {}}</tool_call>'])]) as server:
             got = self.both(server, tools=TOOLS)
@@ -161,6 +170,50 @@ class ApiTest(unittest.TestCase):
                         [{"role": "user"}], [{"role": "user", "content": 3}],
                         [{"role": "user", "content": [{"type": "image_url"}]}]):
                 self.assertEqual(server.post("/v1/chat/completions", {"messages": bad})[0], 400)
+
+    def test_roles_and_contents_as_clients_send_them(self):
+        parts = [{"type": "text", "text": "no"}, {"type": "text", "text": "on"}]
+        with Server([rule(["seen"])]) as server:
+            render = lambda messages: server.post("/tokenize", {"messages": messages})[1]["tokens"]
+            plain = [{"role": "system", "content": "s"}, {"role": "user", "content": "noon"},
+                     {"role": "assistant", "content": ""}, {"role": "tool", "content": "noon"}]
+            listed = [{"role": "developer", "content": "s"}, {"role": "user", "content": parts},
+                      {"role": "assistant", "content": None},
+                      {"role": "tool", "tool_call_id": "c", "content": parts}]
+            self.assertEqual(render(listed), render(plain))
+            named = [{"role": "user", "content": "x", "name": "n"}]
+            self.assertEqual(server.post("/v1/chat/completions", {"messages": named})[0], 200)
+            for part in ({"type": "image_url", "image_url": {"url": "x"}}, {"type": "text"},
+                         {"text": "x"}, "x", {"type": "input_audio"}):
+                self.refused(server.post("/v1/chat/completions", {
+                    "messages": [{"role": "user", "content": [part]}]}), "messages[0].content")
+            self.refused(server.post("/v1/chat/completions",
+                                     {"messages": [{"role": "user", "content": "x"},
+                                                   {"role": "tool", "content": None}]}),
+                         "messages[1].content")
+
+    def test_fields_of_old_and_new_clients(self):
+        with Server([rule(list("abcdefgh"))]) as server:
+            for name in ("functions", "function_call"):
+                self.refused(server.chat(**{name: [{"name": "f"}]}), name)
+                self.assertEqual(server.chat(**{name: None})[0], 200)
+            for more, count in (({"max_completion_tokens": 2}, 2),
+                                ({"max_tokens": 5, "max_completion_tokens": 2}, 2),
+                                ({"max_tokens": 3, "max_completion_tokens": None}, 3)):
+                self.assertEqual(server.chat(**more)[1]["usage"]["completion_tokens"], count)
+            for options, usage in ((None, False), ({}, False), ({"include_usage": None}, False),
+                                   ({"include_usage": False}, False),
+                                   ({"include_usage": True}, True)):
+                events = [e for _, e in server.stream_chat(stream_options=options)]
+                self.assertEqual(bool(events[-2].get("usage")), usage, options)
+            for options in ("x", {"include_usage": 1}):
+                self.assertEqual(server.chat(stream=True, stream_options=options)[0], 400)
+            every = {name: None for name in (
+                "model temperature top_p n stream stop max_tokens presence_penalty seed tools "
+                "frequency_penalty logit_bias user tool_choice response_format logprobs "
+                "top_logprobs parallel_tool_calls stream_options vericache metadata "
+                "service_tier reasoning_effort modalities prediction store").split()}
+            self.assertEqual(server.chat(**every)[0], 200)
 
     def test_case_37_stop_strings(self):
         letters = rule(list("ABCDEFGHIJK"), match="letters")
@@ -212,6 +265,17 @@ class ApiTest(unittest.TestCase):
             self.assertEqual(events[0][1]["choices"][0]["text"], whole["choices"][0]["text"])
             self.assertEqual(events[0][1]["choices"][0]["logprobs"],
                              whole["choices"][0]["logprobs"])
+
+    def test_case_38_offsets_count_characters(self):
+        with Server([rule(["a\u00e9", [226, 130], [172], "b", "c"])]) as server:
+            for more in ({}, {"echo": True}):
+                _, reply = server.complete("\u00fcx", logprobs=0, **more)
+                choice = reply["choices"][0]
+                offsets = choice["logprobs"]["text_offset"]
+                for token, at in zip(choice["logprobs"]["tokens"], offsets):
+                    if token != "<eos>" and not token.startswith("bytes:"):
+                        self.assertTrue(choice["text"][at:].startswith(token), (token, at))
+                self.assertGreaterEqual(len(offsets), 6)
 
     def test_case_40_context_overflow(self):
         with Server([rule(["a"], repeat=2000)], context=64) as server:
