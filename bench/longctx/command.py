@@ -92,17 +92,19 @@ class Vericache:
         return json.loads(ended.stdout), ended
 
     def run_batch(self, requests, num_tokens, draft, draft_len, budget, lock_step):
-        """Many at once by `vericache batch`: their JSON, its stats, and what ended."""
+        """Many at once by `vericache batch`: their JSON, its stats, its timeline, what ended."""
         with tempfile.TemporaryDirectory() as folder:
-            names = ("requests.jsonl", "answers.jsonl", "stats.json")
-            asked, answers, stats = (pathlib.Path(folder, name) for name in names)
+            names = ("requests.jsonl", "answers.jsonl", "stats.json", "timeline.json")
+            asked, answers, stats, timeline = (pathlib.Path(folder, name) for name in names)
             lines = [r.line(num_tokens, draft, draft_len) for r in requests]
             asked.write_text("".join(lines), encoding="utf-8")
             command = [self.binary, "batch", *self.flags(budget), *self.kept(), "-f", asked]
             command += ["-o", answers, "--stats", stats, "--max-running", len(requests)]
+            command += ["--timeline", timeline]
             ended = run(command + (["--lock-step"] if lock_step else []))
             found = [json.loads(line) for line in answers.read_text("utf-8").splitlines()]
-            return found, json.loads(stats.read_text("utf-8")), ended
+            known = [json.loads(file.read_text("utf-8")) for file in (stats, timeline)]
+            return found, *known, ended
 
     def compare(self, request, num_tokens, draft):
         """`vericache compare` on one request: its row, of which we want the unverified answer."""

@@ -16,6 +16,7 @@ import names
 import report
 import run
 import speed_plot
+import together
 import variants
 
 SERIAL, STREAMED = names.RAM_SERIAL, f"{names.STREAMED} @1/4"
@@ -102,6 +103,40 @@ class Bound(unittest.TestCase):
     def test_plain_decoding(self):
         plain = variant(1, drafted=0, rounds=9, fetched_bytes=0)
         self.assertAlmostEqual(bound.seconds(self.parts, plain, 1, None, 1e9), 0.18)
+
+
+def event(pid, tid, name, ts, dur, **args):
+    return {"ph": "X", "pid": pid, "tid": tid, "name": name, "ts": ts, "dur": dur, "args": args}
+
+
+TIMELINE = [
+    event(2, 1, "prefill", 0, 100, rows=8),
+    event(2, 1, "verify", 100, 100, rows=5, accepted=4),  # while the other's prompt is computed
+    event(2, 2, "prefill", 100, 100, rows=8),
+    event(1, 0, "both", 200, 300, rows=4, stall_ms=0.1),
+    event(2, 1, "verify", 200, 300, rows=4, accepted=2),
+    event(2, 2, "draft", 200, 300, rows=1),
+    event(3, 1, "fetch", 100, 200, bytes=1000),  # half of it before
+    event(1, 0, "last", 500, 500, rows=3),
+    event(2, 2, "verify", 500, 500, rows=2, accepted=0),
+    event(2, 1, "plain", 500, 500, rows=1),
+]
+
+
+class Together(unittest.TestCase):
+    def test_counts_from_the_last_prompt_on(self):
+        found = together.of_timeline(TIMELINE)
+        self.assertEqual(
+            {key: found[key] for key in ("tokens", "rounds", "drafted", "accepted")},
+            {"tokens": 5, "rounds": 3, "drafted": 4, "accepted": 2})
+        self.assertAlmostEqual(found["decode_s"], 800e-6)
+        self.assertAlmostEqual(found["stall_s"], 100e-6)
+        self.assertAlmostEqual(found["fetch_s"], 100e-6)
+        self.assertEqual(found["fetched_bytes"], 500)
+
+    def test_a_prompt_computed_again_has_no_such_time(self):
+        again = TIMELINE + [event(2, 1, "prefill", 1000, 100, rows=8)]
+        self.assertIsNone(together.of_timeline(again))
 
 
 class Report(unittest.TestCase):
@@ -197,7 +232,7 @@ def answer(tokens=(5, 6, 7), logits_hash="hash", first=1.0, end=2.0):
 
 class FalseVericache:
     def __init__(self, *answers):
-        self.answers, self.asked = list(answers), []
+        self.answers, self.asked, self.most_running = list(answers), [], len(answers)
 
     def run_one(self, *asked):
         self.asked.append(asked)
@@ -205,8 +240,8 @@ class FalseVericache:
 
     def run_batch(self, *asked):
         self.asked.append(asked)
-        stats = dict.fromkeys(variants.STATS, 0)
-        return self.answers, stats, command.Ended("", "", 100)
+        stats = dict.fromkeys(variants.STATS, 0) | {"most_running": self.most_running}
+        return self.answers, stats, TIMELINE, command.Ended("", "", 100)
 
 
 class Variants(unittest.TestCase):
@@ -214,12 +249,18 @@ class Variants(unittest.TestCase):
         requests = [request(f"r{i}") for i in range(len(answers))]
         return variants.Setup(FalseVericache(*answers), requests, 3, "verify:0.25+int4")
 
-    def test_one_after_another_is_the_sum_and_at_once_the_window(self):
+    def test_one_after_another_is_the_sum_and_at_once_from_the_last_prompt_on(self):
         answers = answer(first=1, end=3), answer(first=2, end=6)
         serial = variants.serial(self.setup_of(*answers), "off", "auto", 0)
         self.assertEqual((serial["tokens"], serial["decode_s"]), (4, 6))
         at_once = variants.at_once(self.setup_of(*answers), "off", "auto", 0)
-        self.assertEqual((at_once["tokens"], at_once["decode_s"]), (4, 5))
+        self.assertEqual(at_once["tokens"], 5)
+        self.assertAlmostEqual(at_once["tok_s"], 5 / 800e-6)
+        self.assertAlmostEqual(at_once["with_prompts_tok_s"], 4 / 5)
+        setup = self.setup_of(*answers)
+        setup.vericache.most_running = 1  # the other had to wait
+        waited = variants.at_once(setup, "off", "auto", 0)
+        self.assertEqual((waited["tokens"], waited["tok_s"]), (4, 4 / 5))
         self.assertEqual(at_once["longest_gap_s"], 4)
 
     def test_another_answer_gives_no_time(self):
@@ -269,12 +310,14 @@ class Command(unittest.TestCase):
             false = pathlib.Path(folder, "vericache")
             false.write_text(
                 '#!/bin/sh\nwhile [ $# -gt 0 ]; do case "$1" in\n'
-                '-f) asked=$2; shift;; -o) out=$2; shift;; --stats) stats=$2; shift;; esac; shift\n'
-                'done\ncp "$asked" "$out"; echo \'{"passes": 7}\' > "$stats"\n')
+                '-f) asked=$2; shift;; -o) out=$2; shift;; --stats) stats=$2; shift;;\n'
+                '--timeline) trace=$2; shift;; esac; shift\n'
+                'done\ncp "$asked" "$out"; echo \'{"passes": 7}\' > "$stats"\n'
+                'echo "[]" > "$trace"\n')
             false.chmod(false.stat().st_mode | stat.S_IXUSR)
             ours = command.Vericache(false, "m.gguf", 2, folder, 10, None)
-            found, stats, _ = ours.run_batch([request()], 3, "int4", "32", 1000, True)
-        self.assertEqual(stats, {"passes": 7})
+            found, stats, trace, _ = ours.run_batch([request()], 3, "int4", "32", 1000, True)
+        self.assertEqual((stats, trace), ({"passes": 7}, []))
         self.assertEqual(
             (found[0]["custom_id"], found[0]["max_tokens"], found[0]["draft_len"]), ("a", 3, 32))
 

@@ -1,13 +1,14 @@
 """What is measured beside each other: each variant decodes the same tokens of the same requests.
 
 decode_s of one request is the time from its first token to its last. One after another: their sum;
-at once: from the first token of any to the last of all, so that what of prompts is computed in
-between counts against those that run at once.
+at once: from the moment that the last prompt is done (together.py); with_prompts_tok_s counts from
+the first token of any, with what of prompts is computed in between.
 """
 
 import command
 import bench_path  # noqa: F401  (finds the modules of bench)
 import engines
+import together
 from names import (
     LOCK_STEP, PEERS, RAM_AT_ONCE, RAM_DRAFT, RAM_SERIAL, STAGGERED, STREAMED, UNVERIFIED,
     under_budget)
@@ -116,13 +117,18 @@ STATS += ("passes", "preempted", "most_running")
 
 def at_once(setup, draft, draft_len, budget, lock_step=False):
     """All in one process, in shared passes."""
-    results, stats, ended = setup.vericache.run_batch(
+    results, stats, timeline, ended = setup.vericache.run_batch(
         setup.requests, setup.num_tokens, draft, draft_len, budget, lock_step
     )
     if wrong := [r["error"] for r in results if r.get("error")]:
         raise command.Failed(wrong[0])
     record = measured(setup, results, window_of(results), [ended])
-    return record | {key: stats[key] for key in STATS}
+    record |= {key: stats[key] for key in STATS} | {"with_prompts_tok_s": record["tok_s"]}
+    # Where one had to wait for another's end, there is no time in which all decode.
+    all_ran = stats["most_running"] == len(setup.requests)
+    if all_ran and (times := together.of_timeline(timeline)):
+        record |= times | {"tok_s": times["tokens"] / times["decode_s"]}
+    return record
 
 
 def unverified(setup):
