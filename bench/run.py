@@ -7,12 +7,12 @@ by token and in the hash of the logits, before anything is timed. Standard libra
 """
 
 import argparse
-import os
 import pathlib
 import sys
 import tempfile
 
 import machine
+import model_files
 import quiet
 from engines import ROOT, Ours, Peer, die, states_folder
 from prompts import MARGIN, Prompt, Synthetic, token_ids
@@ -45,17 +45,6 @@ def check_equal(results, plain_hashes, prompt):
             die(f"{label} is not what the full KV gives (first difference at token {at}): no time")
     if plain_hashes.setdefault(prompt, plain.get("logits_hash")) != plain.get("logits_hash"):
         die("vericache gave other logits in a repeat than in the first run: no time")
-
-
-def find_model(name):
-    if name.endswith(".gguf") or "/" in name:
-        path = pathlib.Path(name)
-    else:
-        cache = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
-        path = pathlib.Path(cache, "vericache/models", f"{name}.gguf")
-    if not path.is_file():
-        die(f"no model at {path}; fetch it with scripts/fetch_model.sh {path.stem}")
-    return path
 
 
 def declare_work(parser):
@@ -189,7 +178,7 @@ def main():
     share = 0 if args.busy_ok else quiet.share_now()
     if share > BUSY:
         die(f"other work takes {share:.0%} of the CPU: wait for it to end, or add --busy-ok")
-    model = find_model(args.model)
+    model = model_files.find_model(args.model, die)
     model_sha256 = machine.sha256_file(model)
     report = Report(args, model, model_sha256)
     engines = engines_of(args, model, model_sha256)

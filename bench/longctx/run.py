@@ -22,6 +22,7 @@ import command
 import contexts
 import engines
 import machine
+import model_files
 import names
 import quiet
 import variants
@@ -44,20 +45,6 @@ def words(text):
 
 def numbers(text):
     return [int(word) for word in words(text)]
-
-
-def find_model(name):
-    path = pathlib.Path(name)
-    if not name.endswith(".gguf"):
-        path = cache_folder() / "models" / f"{name}.gguf"
-    if not path.is_file():
-        die(f"no model at {path}; fetch it with scripts/fetch_model.sh {path.stem}")
-    return path
-
-
-def cache_folder():
-    return pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache",
-                        "vericache")
 
 
 def parse_args():
@@ -86,7 +73,7 @@ def parse_args():
     add("--no-parts", action="store_true", help="no `vericache bench` at the end of a round")
     add("--vericache", type=pathlib.Path,
         default=bench_path.BENCH.parent / "build/release/vericache")
-    add("--work", type=pathlib.Path, default=cache_folder() / "longctx",
+    add("--work", type=pathlib.Path, default=model_files.cache_folder() / "longctx",
         help="prefix stores and prepared requests")
     add("-o", "--output", type=pathlib.Path,
         help="records (default bench/results/longctx-MODEL-TOKENS.jsonl)")
@@ -237,7 +224,7 @@ def main():
     share = 0 if args.busy_ok else quiet.share_now()
     if share > BUSY:
         die(f"other work takes {share:.0%} of the CPU: wait for it to end, or add --busy-ok")
-    model = find_model(args.model)
+    model = model_files.find_model(args.model, die)
     model_sha256 = machine.sha256_file(model)
     path = args.output or (
         bench_path.BENCH / "results" / f"longctx-{model.stem}-{args.tokens}.jsonl")

@@ -19,6 +19,7 @@ import time
 import bench_path  # noqa: F401  (finds the modules of bench)
 import agent_script
 import load
+import model_files
 import quiet
 import records
 import servers
@@ -140,7 +141,7 @@ def show(found):
 def main():
     servers.stop_with_us()
     args = parse_args()
-    model = records.find_model(args.model)
+    model = model_files.find_model(args.model, records.die)
     common = records.common_of(args, model, "agent")
     common |= {"num_tokens": args.tokens, "repository": args.repository}
     turns = list(agent_script.turns(args.repository))

@@ -23,20 +23,6 @@ def words(text):
     return [word.strip() for word in text.split(";") if word.strip()]
 
 
-def cache_folder():
-    return pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache",
-                        "vericache")
-
-
-def find_model(name):
-    path = pathlib.Path(name)
-    if not name.endswith(".gguf"):
-        path = cache_folder() / "models" / f"{name}.gguf"
-    if not path.is_file():
-        die(f"no model at {path}; fetch it with scripts/fetch_model.sh {path.stem}")
-    return path
-
-
 def parser(summary, variants):
     made = argparse.ArgumentParser(description=summary)
     add = made.add_argument

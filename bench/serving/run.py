@@ -14,6 +14,7 @@ import time
 
 import bench_path  # noqa: F401  (finds the modules of bench)
 import load
+import model_files
 import quiet
 import records
 import servers
@@ -166,7 +167,7 @@ def measure_cell(args, maker, book, load_name, repeat):
 def main():
     servers.stop_with_us()
     args = parse_args()
-    model = records.find_model(args.model)
+    model = model_files.find_model(args.model, records.die)
     common = records.common_of(args, model, "traffic")
     common |= {"num_tokens": args.tokens, "documents": args.documents}
     ctx = (max(args.documents) * 5 // 4 + 512 + args.tokens + 1023) // 1024 * 1024

@@ -64,7 +64,7 @@ bool PromptJob::MayChooseInPass(int64_t num_rows) const {
   const Sequence& s = *sequence_;
   return s.spec.reselects() && s.spec.score != VerifyScore::kVegas && !wants_scores_ &&
          !s.draft.has_value() && s.max_tokens > 0 && target_ >= kLeastTokens &&
-         num_rows >= kLeastVoters && num_rows <= kMostAppended;
+         num_rows >= kLeastVoters;
 }
 
 int64_t PromptJob::RowsOfChunk(int64_t num_rows) const {

@@ -101,6 +101,32 @@ TEST(DraftController, DraftsLongWhereThatPays) {
   EXPECT_GT(controller.choice().draft_len, 20);
 }
 
+// Drafts that nearly always agree pay, unless choosing the draft KV anew eats the gain: then the
+// price is the draft KV's alone, and a look-up that agrees as well is taken.
+TEST(DraftController, ChoosingAnewIsADraftKvRoundsOwnPrice) {
+  const uint32_t modes = kDraftKvOnly | ModeBit(DraftMode::kNgram);
+  for (const double choose_s : {0.0, 20.0}) {
+    SharedAcceptance shared;
+    DraftController controller({}, &shared);
+    World world;
+    world.period.fill(8);
+    RoundCosts costs = Costs(0.2, 1.0, 0.2);
+    costs.token_s[static_cast<int>(DraftMode::kNgram)] = 0.25;
+    costs.choose_s = choose_s;
+    while (world.text_pos < 600) {
+      controller.Choose(costs, Allow(modes));
+      world.Run(&controller, costs);
+    }
+    controller.Choose(costs, Allow(modes));
+    const DraftMode best = choose_s > 0 ? DraftMode::kNgram : DraftMode::kDraftKv;
+    const auto& rates = controller.choice().mode_tokens_per_s;
+    EXPECT_EQ(*std::max_element(rates.begin(), rates.end()), rates[static_cast<int>(best)])
+        << choose_s;
+    EXPECT_GT(rates[static_cast<int>(best)], rates[0]) << choose_s;
+    EXPECT_DOUBLE_EQ(costs.PlainSeconds(), 1.0);
+  }
+}
+
 TEST(DraftController, FallsBackToPlainDecodingAndProbesNowAndThen) {
   SharedAcceptance shared;
   DraftController controller({}, &shared);

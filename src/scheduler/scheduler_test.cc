@@ -80,6 +80,7 @@ class Driver {
       const int64_t closed = rows[work.id] / kBlockTokens * kBlockTokens * kFull;
       report.results.back().hot_bytes = std::min(hot_[work.id], closed);
       report.pass_s += 0.001 * work.rows;
+      if (work.kind == WorkKind::kVerify && work.draft_len > 0) report.pass_s += choose_s;
     }
     now_s += report.pass_s;
     report.end_s = now_s;
@@ -105,6 +106,7 @@ class Driver {
   Scheduler scheduler;
   std::map<RequestId, int64_t> emitted, rows, drafted;
   std::map<RequestId, int> num_ended;
+  double choose_s = 0;   // more for a verification of a draft
   bool retries = false;  // streamed passes find their tier not delivering
   double now_s = 0;
 
@@ -170,6 +172,28 @@ TEST(Scheduler, ExperienceOutlivesIt) {
   // Without one, each begins anew.
   EXPECT_EQ(Scheduler(RamLimits(10000), {}).cost_model().PassSeconds(shape),
             CostModel(RamLimits(0).pass, 1).PassSeconds(shape));
+}
+
+// A machine that takes 50 ms to choose a draft KV anew: the cost of a plain step is told from it.
+TEST(Scheduler, ChoosingADraftKvAnewIsLearnedApart) {
+  for (const bool reselects : {false, true}) {
+    const auto experience = std::make_shared<Experience>(PassGuess::Of(0.01), 1e6);
+    Driver driver(RamLimits(100000), {}, experience);
+    driver.choose_s = 0.05;
+    RequestInfo info = Request(1, 1000, 400, kPlainOnly | ModeBit(DraftMode::kDraftKv));
+    info.fixed_draft_len = 3;
+    info.reselects = reselects;
+    driver.Add(info);
+    driver.RunToEnd();
+    driver.Add(Request(2, 1000, 400));
+    driver.RunToEnd();
+    PassShape plain, chosen;
+    plain.AddFull(1, 1200, 1);
+    chosen.chosen_tokens = 1200;
+    const double chosen_s = experience->costs.ExtraSeconds(plain, chosen);
+    EXPECT_EQ(chosen_s > 0.03, reselects) << chosen_s;
+    if (reselects) EXPECT_NEAR(experience->costs.PassSeconds(plain), 0.001, 0.002);
+  }
 }
 
 TEST(Scheduler, TellsWhetherADraftKvWouldFit) {

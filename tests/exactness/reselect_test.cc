@@ -337,6 +337,7 @@ TEST(Reselect, WaitsUntilTheDraftKvDraftsAgain) {
     ASSERT_FALSE(one->done());
     ASSERT_EQ(one->draft->num_tokens(), one->full.num_tokens());
     ASSERT_FALSE(is_fresh()) << "after " << i << " rounds";
+    ASSERT_GE(one->num_unchosen, i);
   }
   if (one->num_unchosen < kStale) {
     verifier.RefreshChoice(one);
@@ -350,6 +351,7 @@ TEST(Reselect, WaitsUntilTheDraftKvDraftsAgain) {
   // In rounds it is done before the draft.
   while (one->num_unchosen < kStale) round(1);
   RoundRunner rounds(&harness.model(), &harness.forward(), &harness.pool());
+  one->proposed = true;  // left from a proposal that was withdrawn
   rounds.Run({&one, 1});
   ASSERT_GT(one->rounds.back().drafted, 0);
   ASSERT_FALSE(one->done());

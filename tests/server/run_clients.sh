@@ -4,20 +4,5 @@
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 venv=${VERICACHE_CLIENT_VENV:-$here/../../build/clients-venv}
-mark=$venv/installed-$(cksum <"$here/requirements.txt" | tr ' ' -)
-if [ ! -f "$mark" ]; then
-  rm -rf "$venv"
-  mkdir -p "${venv%/*}"
-  if ! /usr/bin/python3 -m venv "$venv" >&2; then
-    echo "python3 -m venv failed: install python3-venv" >&2
-    exit 1
-  fi
-  if ! "$venv/bin/python" -m pip install --quiet --disable-pip-version-check \
-    -r "$here/requirements.txt" >&2; then
-    echo "NO CLIENTS: pip could not install what $here/requirements.txt lists" >&2
-    rm -rf "$venv"
-    exit 77
-  fi
-  touch "$mark"
-fi
+sh "$here/../support/make_venv.sh" "$venv" "$here/requirements.txt" CLIENTS
 exec "$venv/bin/python" -B "$here/clients_test.py" "$@"
