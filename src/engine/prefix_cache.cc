@@ -4,6 +4,8 @@
 #include <ctime>
 #include <utility>
 
+#include "kv/block_layout.h"
+
 namespace vericache {
 namespace {
 
@@ -19,12 +21,10 @@ bool RowFinite(const KvShape& shape, const uint16_t* block, int64_t slot) {
   constexpr uint16_t kExponent = 0x7c00;
   const auto bad = [](uint16_t value) { return (value & kExponent) == kExponent; };
   for (int head = 0; head < shape.num_layers * shape.num_kv_heads; ++head) {
-    const uint16_t* k = block + shape.head_block_values() * head;
-    const uint16_t* v = k + shape.k_block_values();
-    const uint16_t* group = k + slot / kKvLanes * shape.head_dim * kKvLanes + slot % kKvLanes;
+    const uint16_t* of_head = block + shape.head_block_values() * head;
+    const uint16_t* key = of_head + KeyAt(shape, slot);
     for (int c = 0; c < shape.head_dim; ++c)
-      if (bad(group[c * kKvLanes]) || bad(v[((c / 16) * kBlockTokens + slot) * 16 + c % 16]))
-        return false;
+      if (bad(key[c * kKvLanes]) || bad(of_head[ValueAt(shape, slot, c)])) return false;
   }
   return true;
 }

@@ -8,6 +8,7 @@
 #include "base/status_macros.h"
 #include "base/text.h"
 #include "base/types.h"
+#include "kv/block_layout.h"
 
 namespace vericache {
 
@@ -95,13 +96,12 @@ void FullKv::Append(int layer, const float* k, const float* v, int64_t num_rows)
     uint16_t* base = blocks_[pos / kBlockTokens].get() + shape_.layer_block_values() * layer;
     for (int head = 0; head < shape_.num_kv_heads; ++head) {
       const size_t src = (i * shape_.num_kv_heads + head) * d;
-      uint16_t* k_dst = base + shape_.head_block_values() * head;
-      uint16_t* v_dst = k_dst + shape_.k_block_values();
+      uint16_t* of_head = base + shape_.head_block_values() * head;
+      uint16_t* key = of_head + KeyAt(shape_, slot);
       kernels_->f32_to_f16(k + src, d, row_.data());
-      uint16_t* group = k_dst + (slot / kKvLanes) * d * kKvLanes + slot % kKvLanes;
-      for (int c = 0; c < d; ++c) group[c * kKvLanes] = row_[c];
+      for (int c = 0; c < d; ++c) key[c * kKvLanes] = row_[c];
       kernels_->f32_to_f16(v + src, d, row_.data());
-      for (int c = 0; c < d; ++c) v_dst[((c / 16) * kBlockTokens + slot) * 16 + c % 16] = row_[c];
+      for (int c = 0; c < d; ++c) of_head[ValueAt(shape_, slot, c)] = row_[c];
     }
   }
   appended_ = num_rows;

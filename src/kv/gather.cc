@@ -4,6 +4,7 @@
 
 #include "base/check.h"
 #include "base/types.h"
+#include "kv/block_layout.h"
 
 namespace vericache {
 
@@ -15,8 +16,7 @@ void GatherKeys(const FullKvView& view, int kv_head, absl::Span<const int32_t> p
   const uint16_t* src[kKvLanes];
   for (size_t i = 0; i < n; ++i) {
     const int64_t slot = positions[i] % kBlockTokens;
-    src[i] = view.Head(positions[i] / kBlockTokens, kv_head) + slot / kKvLanes * (d * kKvLanes) +
-             slot % kKvLanes;
+    src[i] = view.Head(positions[i] / kBlockTokens, kv_head) + KeyAt(view.shape, slot);
   }
   if (n == kKvLanes && positions[0] % kKvLanes == 0 &&
       positions[n - 1] == positions[0] + kKvLanes - 1) {  // a whole group of the full KV

@@ -6,19 +6,12 @@
 #include "base/status_macros.h"
 #include "base/text.h"
 #include "base/types.h"
+#include "kv/block_layout.h"
 
 namespace vericache {
 namespace {
 
 static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__);
-
-// Where channel 0 of a row lies in a head's part of a block, and how far apart its channels are.
-size_t KeyAt(const KvShape& shape, int64_t slot) {
-  return (slot / kKvLanes) * shape.head_dim * kKvLanes + slot % kKvLanes;
-}
-size_t ValueAt(const KvShape& shape, int64_t slot, int channel) {
-  return shape.k_block_values() + ((channel / 16) * kBlockTokens + slot) * 16 + channel % 16;
-}
 
 // Of all layers and heads of one position. row: [layers][heads][K head_dim, V head_dim].
 void RowOfBlock(const KvShape& shape, const uint16_t* block, int64_t slot, uint16_t* row) {

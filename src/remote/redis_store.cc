@@ -285,9 +285,9 @@ absl::StatusOr<BlobBytes> RedisStore::Finished(const BlobKey& key, Reading readi
   if (whole &&
       !CheckBlobPayload(reading.head.header, {reading.payload.data(), reading.payload.size()}).ok())
     whole = false, reading.damaged = true;
-  if (reading.damaged) ++damaged_;
+  if (reading.damaged) ++counts_.damaged;
   if (!whole) return absl::NotFoundError("no such blob");
-  read_bytes_ += reading.payload.size();
+  counts_.read_bytes += reading.payload.size();
   return std::move(reading.payload);
 }
 
@@ -395,15 +395,6 @@ absl::StatusOr<int64_t> RedisStore::CountPresent(absl::Span<const BlobKey> keys,
     if (more < static_cast<int64_t>(window.size())) break;
   }
   return count;
-}
-
-BlobStoreStats RedisStore::Stats() {
-  BlobStoreStats stats;
-  stats.damaged = damaged_;
-  stats.failed_puts = failed_puts_;
-  stats.read_bytes = read_bytes_;
-  stats.written_bytes = written_bytes_;
-  return stats;
 }
 
 }  // namespace vericache

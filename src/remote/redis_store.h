@@ -11,7 +11,6 @@
 // finds short, damaged or gone is a miss.
 #pragma once
 
-#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <memory>
@@ -22,6 +21,7 @@
 
 #include "remote/redis_layout.h"
 #include "remote/redis_nodes.h"
+#include "remote/store_counters.h"
 #include "remote/store_url.h"
 #include "storage/blob_store.h"
 
@@ -56,7 +56,7 @@ class RedisStore : public BlobStore {
   void Touch(absl::Span<const BlobKey> keys) override;
   absl::Status List(std::string_view hex_prefix,
                     const std::function<bool(const BlobInfo&)>& visit) override;
-  BlobStoreStats Stats() override;
+  BlobStoreStats Stats() override { return counts_.Stats(); }
   std::string Name() const override { return name_; }
 
  private:
@@ -91,8 +91,7 @@ class RedisStore : public BlobStore {
   RedisNodes nodes_;
   std::mutex mutex_;  // guards what follows
   std::mt19937_64 random_;
-  std::atomic<int64_t> damaged_{0}, failed_puts_{0};
-  std::atomic<uint64_t> read_bytes_{0}, written_bytes_{0};
+  StoreCounters counts_;
 };
 
 }  // namespace vericache

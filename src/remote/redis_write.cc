@@ -193,11 +193,11 @@ absl::Status RedisStore::Put(const BlobKey& key, Parts parts) {
     head.generation = NextGeneration();
     bool moved = false;
     status = TryPut(main, head, parts, limit, &moved);
-    if (status.ok()) written_bytes_ += payload_bytes;
+    if (status.ok()) counts_.written_bytes += payload_bytes;
     if (status.ok() || !moved) break;
     nodes_.Forget();
   }
-  if (!status.ok()) ++failed_puts_;
+  if (!status.ok()) ++counts_.failed_puts;
   return status;
 }
 

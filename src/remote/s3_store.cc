@@ -68,8 +68,8 @@ void S3Store::GetMany(absl::Span<const BlobKey> keys, Deadline deadline, const S
     for (size_t i = 0; i < window.size(); ++i) {
       bool damaged = false;
       absl::StatusOr<BlobBytes> blob = readings[i]->Take(&damaged);
-      damaged_ += damaged;
-      if (blob.ok()) read_bytes_ += blob->size();
+      counts_.damaged += damaged;
+      if (blob.ok()) counts_.read_bytes += blob->size();
       if (!sink(first + i, std::move(blob))) return;
     }
   }
@@ -179,8 +179,8 @@ absl::Status S3Store::Put(const BlobKey& key, absl::Span<const std::string_view>
   const absl::Status status = num_bytes > client_.options().multipart_bytes
                                   ? PutInParts(KeyText(key), all, num_bytes)
                                   : PutWhole(KeyText(key), all);
-  if (status.ok()) written_bytes_ += num_bytes;
-  if (!status.ok()) ++failed_puts_;
+  if (status.ok()) counts_.written_bytes += num_bytes;
+  if (!status.ok()) ++counts_.failed_puts;
   return status;
 }
 
@@ -231,15 +231,6 @@ absl::Status S3Store::List(std::string_view hex_prefix,
     const bool truncated = NextXmlText(call.text, "IsTruncated", &flag_at, &more) && more == "true";
     if (!truncated || after == before) return absl::OkStatus();
   }
-}
-
-BlobStoreStats S3Store::Stats() {
-  BlobStoreStats stats;
-  stats.damaged = damaged_;
-  stats.failed_puts = failed_puts_;
-  stats.read_bytes = read_bytes_;
-  stats.written_bytes = written_bytes_;
-  return stats;
 }
 
 }  // namespace vericache

@@ -7,13 +7,13 @@
 // Nothing evicts here: give the bucket a lifecycle rule.
 #pragma once
 
-#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <string>
 #include <string_view>
 
 #include "remote/s3_client.h"
+#include "remote/store_counters.h"
 #include "storage/blob_header.h"
 #include "storage/blob_store.h"
 
@@ -32,7 +32,7 @@ class S3Store : public BlobStore {
   void Touch(absl::Span<const BlobKey> keys) override {}  // S3 keeps no time of use
   absl::Status List(std::string_view hex_prefix,
                     const std::function<bool(const BlobInfo&)>& visit) override;
-  BlobStoreStats Stats() override;
+  BlobStoreStats Stats() override { return counts_.Stats(); }
   std::string Name() const override { return client_.name(); }
 
  private:
@@ -47,8 +47,7 @@ class S3Store : public BlobStore {
                           uint64_t num_bytes);
 
   S3Client client_;
-  std::atomic<int64_t> damaged_{0}, failed_puts_{0};
-  std::atomic<uint64_t> read_bytes_{0}, written_bytes_{0};
+  StoreCounters counts_;
 };
 
 }  // namespace vericache

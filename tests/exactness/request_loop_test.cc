@@ -15,11 +15,6 @@
 namespace vericache {
 namespace {
 
-constexpr const char* kSpecs[] = {"off",           "int4",
-                                  "sink:0.3",      "verify:0.25+int4",
-                                  "snapkv:0.2",    "verify:0.2,score=vegas+int8",
-                                  "h2o:0.3+kivi4", "kvzip:0.3,chunk=64,window=8"};
-
 // Open blocks, staging and a rebuild's layer of this model, whatever the requests.
 constexpr uint64_t kLeast = 640 << 10;
 
@@ -44,7 +39,7 @@ std::vector<Request> MixedRequests(int count, uint64_t seed, int64_t longest) {
     Request r;
     r.prompt_token_ids = TestPrompt(1 + pick(longest), seed * 100 + i);
     r.max_tokens = 1 + pick(60);
-    PickOptions(kSpecs, seed + i, &pick, &r);
+    PickOptions(kMixedSpecs, seed + i, &pick, &r);
     requests.push_back(std::move(r));
   }
   return requests;

@@ -33,16 +33,17 @@ class Asked:
     def path(self):
         return "/v1/chat/completions" if self.chat else "/v1/completions"
 
+    def question(self):
+        tools = {"tools": TOOLS} if self.tools else {}
+        if self.chat:
+            return {"messages": [{"role": "user", "content": self.text}]} | tools
+        return {"prompt": self.text} | tools
+
     def body(self):
         body = {"model": "m", "max_tokens": self.max_tokens, "temperature": 0, "n": self.choices,
                 "stream": self.stream, **self.sampling,
                 "vericache": {"receipt": True, **self.extension}}
-        if self.chat:
-            body["messages"] = [{"role": "user", "content": self.text}]
-        else:
-            body["prompt"] = self.text
-        if self.tools:
-            body["tools"] = TOOLS
+        body |= self.question()
         if self.stop:
             body["stop"] = self.stop
         if self.logprobs is not None:

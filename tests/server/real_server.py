@@ -89,13 +89,7 @@ class Alone:
 
     # What `run` has no flags for; a batch of one.
     def _batch(self, asked, limit):
-        line = {**asked.sampling, "max_tokens": limit, "draft": "off"}
-        if asked.chat:
-            line["messages"] = [{"role": "user", "content": asked.text}]
-        else:
-            line["prompt"] = asked.text
-        if asked.tools:
-            line["tools"] = TOOLS
+        line = {**asked.sampling, "max_tokens": limit, "draft": "off"} | asked.question()
         out = self.folder / f"alone_{asked.number}_{limit}"
         self._command("batch", "-m", self.model, "-f", "-", "-o", out, stdin=json.dumps(line))
         answer = json.loads(out.read_text())

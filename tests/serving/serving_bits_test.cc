@@ -12,11 +12,6 @@
 namespace vericache {
 namespace {
 
-constexpr const char* kSpecs[] = {"off",           "int4",
-                                  "sink:0.3",      "verify:0.25+int4",
-                                  "snapkv:0.2",    "verify:0.2,score=vegas+int8",
-                                  "h2o:0.3+kivi4", "kvzip:0.3,chunk=64,window=8"};
-
 struct Mixed {
   ServeRequest request;
   bool aborts = false;
@@ -34,7 +29,7 @@ std::vector<Mixed> MixedRequests(Engine* alone, int count, uint64_t seed) {
     prompt.insert(prompt.end(), own.begin(), own.end());
     mixed.request = Ask(prompt, 1 + pick(50));
     Request& r = mixed.request.request;
-    PickOptions(kSpecs, seed + i, &pick, &r);
+    PickOptions(kMixedSpecs, seed + i, &pick, &r);
     mixed.request.num_choices = pick(6) == 0 ? 3 : 1;
     mixed.request.logprobs = pick(2) == 0;
     mixed.request.top_logprobs = static_cast<int>(pick(4));
@@ -152,7 +147,7 @@ TEST(ServingBits, ChoicesShareThePromptAndAreThoseOfTheirNumber) {
   const uint64_t token = alone->info().kv_bytes_per_token;
   for (const uint64_t budget : {uint64_t{0}, kLeastBudget + 1500 * token}) {
     const auto service = StartTestService(ServingOptions(budget));
-    for (const char* spec : kSpecs) {
+    for (const char* spec : kMixedSpecs) {
       for (const int64_t max_tokens : {1, 24}) {
         ServeRequest request = Ask(TestPrompt(300, 17), max_tokens);
         request.request.draft = spec;
@@ -172,7 +167,7 @@ TEST(ServingBits, ChoicesShareThePromptAndAreThoseOfTheirNumber) {
       }
     }
     const ServiceStats stats = service->stats();
-    const int64_t num_requests = 2 * std::size(kSpecs);
+    const int64_t num_requests = 2 * std::size(kMixedSpecs);
     EXPECT_EQ(stats.prompt_tokens, 300 * num_requests) << "a request's prompt counts once";
     service->Stop(1e9);
   }

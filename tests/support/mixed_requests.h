@@ -36,6 +36,12 @@ inline std::vector<int32_t> TestPrompt(int64_t n, uint64_t seed) {
   return ids;
 }
 
+// A selector and a codec of each kind.
+constexpr const char* kMixedSpecs[] = {"off",           "int4",
+                                       "sink:0.3",      "verify:0.25+int4",
+                                       "snapkv:0.2",    "verify:0.2,score=vegas+int8",
+                                       "h2o:0.3+kivi4", "kvzip:0.3,chunk=64,window=8"};
+
 // One of the draft specs, draft length, end, priority and sampling.
 inline void PickOptions(absl::Span<const char* const> specs, uint64_t seed, Picks* pick,
                         Request* r) {

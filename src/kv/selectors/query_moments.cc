@@ -6,6 +6,7 @@
 #include "base/aligned_buffer.h"
 #include "base/float16.h"
 #include "base/status_macros.h"
+#include "kv/block_layout.h"
 #include "kv/selectors/query_votes.h"
 
 namespace vericache {
@@ -29,11 +30,10 @@ void ReadRows(const FullKvView& kv, int kv_head, int64_t begin, int64_t end, flo
   for (int64_t pos = begin; pos < end; ++pos) {
     const uint16_t* base = kv.Head(pos / kBlockTokens, kv_head);
     const int64_t slot = pos % kBlockTokens;
-    const uint16_t* keys = base + slot / kKvLanes * d * kKvLanes + slot % kKvLanes;
-    const uint16_t* values = base + kv.shape.k_block_values();
+    const uint16_t* keys = base + KeyAt(kv.shape, slot);
     for (int c = 0; c < d; ++c) {
       k[(pos - begin) * d + c] = F16ToF32(keys[c * kKvLanes]);
-      v[(pos - begin) * d + c] = F16ToF32(values[(c / 16 * kBlockTokens + slot) * 16 + c % 16]);
+      v[(pos - begin) * d + c] = F16ToF32(base[ValueAt(kv.shape, slot, c)]);
     }
   }
 }
