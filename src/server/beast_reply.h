@@ -105,13 +105,14 @@ class Reply : public HttpReply, public std::enable_shared_from_this<Reply> {
     const std::lock_guard<std::mutex> lock(mutex_);
     unsent_ -= bytes;
   }
-  // The client has gone; true if the reply was not whole.
+  // The client has gone. True if the reply was not whole; once, for a read and a write may both
+  // find out.
   bool Close() {
     std::function<void()> left;
     bool unfinished = false;
     {
       const std::lock_guard<std::mutex> lock(mutex_);
-      unfinished = !state_.ended;
+      unfinished = !closed_ && !state_.ended;
       closed_ = true;
       left = std::move(left_);
       left_ = nullptr;

@@ -188,6 +188,24 @@ class DisconnectTest(unittest.TestCase):
             self.assertEqual(server.metric('vericache_http_events_total{event="client_left"}'), 5)
             self.assertEqual(server.chat()[0], 200)
 
+    def test_case_43_a_client_that_leaves_counts_once(self):
+        """A write that waits for the client and the read ahead both find out."""
+        flood = rule(["x " * 20000], match="flood", repeat=100000, delay_ms=1)
+        with Server([flood, FAST], {"unsent_bytes_max": 1 << 30}) as server:
+            num_left = 5
+            for _ in range(num_left):
+                sock = server.connect()
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+                sock.sendall(raw_request(chat_body("flood", stream=True)))
+                sock.recv(1)
+                time.sleep(0.4)  # more than the sockets take
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                sock.close()
+                wait_for(lambda: counts(server) == (0, 0))
+            name = 'vericache_http_events_total{event="client_left"}'
+            wait_for(lambda: server.metric(name) >= num_left)
+            self.assertEqual(server.metric(name), num_left)
+
     def test_case_43_queued_work_never_starts(self):
         with Server([SLOW, FAST], max_running=1) as server:
             first = server.connect()
