@@ -89,7 +89,7 @@ absl::StatusOr<Completion> Engine::Generate(const Request& request, Session* ses
     ended = std::move(sequence);
     times = t;
   };
-  const DraftSizes sizes = impl.FitDraft(request, loop, s.get());
+  const DraftSizes sizes = impl.FitDraft(request, loop, 1, s.get());
   VC_ASSIGN_OR_RETURN(id, loop.Add(std::move(s), sizes, std::move(hooks)));
   while (loop.Step()) {
   }
@@ -200,7 +200,8 @@ void BatchRun::Add(size_t idx) {
     return;
   }
   std::unique_ptr<Sequence> s = *std::move(sequences_[idx]);
-  const DraftSizes sizes = impl_->FitDraft(requests_[idx], *loop_, s.get());
+  const DraftSizes sizes =
+      impl_->FitDraft(requests_[idx], *loop_, static_cast<int>(requests_.size()), s.get());
   impl_->UsePrefix(requests_[idx], s.get(), /*alone=*/false);
   const int64_t cached = s->full.num_tokens();
   LoopHooks hooks;

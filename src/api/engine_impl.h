@@ -91,8 +91,9 @@ struct Engine::Impl {
   absl::StatusOr<MemoryPlan> FitMemory(size_t budget, int64_t num_tokens, int64_t draft_rows,
                                        DraftSpec* spec) const;
   // What the scheduler must know of a request's drafts in `loop`; under a budget they are made
-  // smaller until they fit.
-  DraftSizes FitDraft(const Request& request, const RequestLoop& loop, Sequence* sequence);
+  // smaller until they fit. together: as RequestLoop::FitDraft() has it.
+  DraftSizes FitDraft(const Request& request, const RequestLoop& loop, int together,
+                      Sequence* sequence);
   // Staging slots of one KV head of a layer of a sequence.
   size_t HeadSlots(int64_t num_tokens) const;
   // Pass rows and staging where no request has more tokens than `longest`; for a batch; for

@@ -100,13 +100,16 @@ uint64_t Engine::Impl::RoomBeside(const Sequence& s) const {
   return options.kv_memory - std::min<uint64_t>(most, options.kv_memory);
 }
 
-DraftSizes Engine::Impl::FitDraft(const Request& request, const RequestLoop& loop, Sequence* s) {
+DraftSizes Engine::Impl::FitDraft(const Request& request, const RequestLoop& loop, int together,
+                                  Sequence* s) {
   const uint32_t modes = DraftModesOf(request, s->spec.enabled).value_or(0);
   const std::string asked = s->spec.ToString();
-  const DraftSizes sizes = loop.FitDraft(modes, s);
+  const DraftSizes sizes = loop.FitDraft(modes, together, s);
   if (const std::string fitted = s->spec.ToString(); fitted != asked)
-    Tell(StrCat("draft ", fitted, " instead of ", asked, ": a larger one does not fit into ",
-                BytesText(options.kv_memory), " beside the staging of the full KV"));
+    Tell(StrCat("draft ", fitted, " instead of ", asked, ": ",
+                together > 1 ? "larger ones of all requests at once do" : "a larger one does",
+                " not fit into ", BytesText(options.kv_memory),
+                " beside the staging of the full KV"));
   return sizes;
 }
 

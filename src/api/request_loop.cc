@@ -36,6 +36,11 @@ PassGuess GuessPass(const Model& model, int num_threads) {
 
 namespace {
 
+// Requests that draft KVs are made smaller for, and how much: beyond that longer drafts are worth
+// more than company.
+constexpr int kMostTogether = 16;
+constexpr double kLeastShareTogether = 0.6;
+
 constexpr uint32_t kPlainOrDraftKv = ModeBit(DraftMode::kPlain) | ModeBit(DraftMode::kDraftKv);
 // Bytes no sum of which overflows.
 constexpr int64_t kNoLimit = std::numeric_limits<int64_t>::max() / 16;
@@ -165,21 +170,26 @@ absl::Status RequestLoop::CheckFits(const Sequence& sequence, const DraftSizes& 
   return Scheduler(LimitsOf(parts_, options_), SchedulerOptionsOf(options_)).Add(info, 0);
 }
 
-DraftSizes RequestLoop::FitDraft(uint32_t modes, Sequence* sequence) const {
+DraftSizes RequestLoop::FitDraft(uint32_t modes, int together, Sequence* sequence) const {
   const KvShape& shape = sequence->full.shape();
   const DraftSizes asked = DraftSizesOf(shape, sequence->spec, modes);
   if (parts_.tier == nullptr || options_.planned_memory || !sequence->spec.enabled) return asked;
-  const DraftSpec spec = sequence->spec;
   const Scheduler scheduler(LimitsOf(parts_, options_), SchedulerOptionsOf(options_));
-  DraftSizes sizes = asked;
-  while (!scheduler.DraftKvFits(InfoOf(*sequence, sizes, 0, 0))) {
-    if (!ShrinkDraft(&sequence->spec)) {
-      sequence->spec = spec;
-      return asked;
+  for (int num = std::min(together, kMostTogether); num >= 1; --num) {
+    DraftSpec spec = sequence->spec;
+    DraftSizes sizes = asked;
+    const double least = num > 1 ? kLeastShareTogether * spec.fraction : 0;
+    const auto fits = [&] { return scheduler.DraftKvFits(InfoOf(*sequence, sizes, 0, 0), num); };
+    bool done = fits();
+    while (!done && ShrinkDraft(&spec) && spec.fraction >= least) {
+      sizes = DraftSizesOf(shape, spec, modes);
+      done = fits();
     }
-    sizes = DraftSizesOf(shape, sequence->spec, modes);
+    if (!done) continue;
+    sequence->spec = spec;
+    return sizes;
   }
-  return sizes;
+  return asked;
 }
 
 absl::StatusOr<RequestId> RequestLoop::Add(std::unique_ptr<Sequence> sequence,

@@ -94,8 +94,10 @@ class RequestLoop {
   absl::Status CheckFits(const Sequence& sequence, const DraftSizes& sizes, RequestId id) const;
   // Makes the sequence's draft KV smaller until it fits beside what the request needs in any case,
   // and says what of it the scheduler must know. One that cannot be made to fit is left as it is:
-  // it will not be made. `modes`: as DraftSizes has them. THREADS: as CheckFits().
-  DraftSizes FitDraft(uint32_t modes, Sequence* sequence) const;
+  // it will not be made. `modes`: as DraftSizes has them. together: so many requests like this one
+  // are there; a draft KV that is not much smaller may let more of them run at once.
+  // REQUIRES: together >= 1. THREADS: as CheckFits().
+  DraftSizes FitDraft(uint32_t modes, int together, Sequence* sequence) const;
   // Takes effect with the next step.
   void Cancel(RequestId id);
   // One pass. False: there is nothing to do.

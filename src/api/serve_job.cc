@@ -75,7 +75,7 @@ absl::StatusOr<std::vector<std::unique_ptr<ServeChoice>>> MakeServeJob(
     job->request.sampling.choice = i;
     VC_ASSIGN_OR_RETURN(choice->sequence, engine->MakeSequence(job->request, nullptr));
     Sequence& s = *choice->sequence;
-    job->sizes = engine->FitDraft(job->request, loop, &s);
+    job->sizes = engine->FitDraft(job->request, loop, job->num_choices, &s);
     if (i == 0) {
       VC_RETURN_IF_ERROR(loop.CheckFits(s, job->sizes, static_cast<RequestId>(id)));
       // The prompt is rendered once.

@@ -61,4 +61,12 @@ int64_t RequestEntry::MinBytesAtLongest(bool with_draft_kv, int64_t prefill_byte
   return bytes + block_bytes() + std::max(prefill_bytes, with_draft_kv ? block_bytes() : 0);
 }
 
+int64_t RequestEntry::BytesBesideOthers(int draft_len) const {
+  const int64_t tokens = info.prompt_tokens + info.max_tokens;
+  const int64_t bytes = info.fixed_bytes + tokens * info.draft_bytes_per_token +
+                        (draft_len + 1) * info.tail_bytes_per_token;
+  if (!spillable) return bytes + FullBytes(info, tokens);
+  return bytes + block_bytes() + (draft_len > 0 ? block_bytes() : 0);
+}
+
 }  // namespace vericache

@@ -70,6 +70,8 @@ struct RequestEntry {
   // The least it can be run with at its longest, and the same with draft KV. prefill_bytes:
   // Limits::prefill_bytes.
   int64_t MinBytesAtLongest(bool with_draft_kv, int64_t prefill_bytes) const;
+  // At its longest with draft KV, in a round of `draft_len`.
+  int64_t BytesBesideOthers(int draft_len) const;
 };
 
 }  // namespace vericache

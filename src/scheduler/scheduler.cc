@@ -109,8 +109,14 @@ absl::Status Scheduler::Impl::Add(const RequestInfo& info, double now_s) {
   return absl::OkStatus();
 }
 
-bool Scheduler::Impl::DraftKvFits(const RequestInfo& info) {
-  return CheckInfo(info).ok() && MakeEntry(info)->draft_kv_fits;
+bool Scheduler::Impl::DraftKvFits(const RequestInfo& info, int together) {
+  if (!CheckInfo(info).ok()) return false;
+  const std::unique_ptr<RequestEntry> entry = MakeEntry(info);
+  if (!entry->draft_kv_fits || together == 1) return entry->draft_kv_fits;
+  // As TryAdmit() asks for, of the last of them: one prompt at a time, and a round of some length.
+  const int64_t prefill = entry->spillable ? limits_.prefill_bytes : 0;
+  const int64_t each = entry->BytesBesideOthers(kHeadroomTokens);
+  return each <= (capacity() - prefill) / together;
 }
 
 void Scheduler::Impl::Forget(RequestId id) {
@@ -192,7 +198,9 @@ Scheduler::~Scheduler() = default;
 absl::Status Scheduler::Add(const RequestInfo& info, double now_s) {
   return impl_->Add(info, now_s);
 }
-bool Scheduler::DraftKvFits(const RequestInfo& info) const { return impl_->DraftKvFits(info); }
+bool Scheduler::DraftKvFits(const RequestInfo& info, int together) const {
+  return impl_->DraftKvFits(info, together);
+}
 absl::Status Scheduler::Cancel(RequestId id) { return impl_->Cancel(id); }
 StepPlan Scheduler::Schedule(double now_s) { return impl_->Schedule(now_s); }
 absl::Status Scheduler::Report(const StepReport& report) { return impl_->Report(report); }

@@ -50,8 +50,9 @@ class Scheduler {
   //         kResourceExhausted: it can never fit, even alone; the message has the numbers. Others
   //         are not touched.
   absl::Status Add(const RequestInfo& info, double now_s);
-  // Whether its draft KV would fit beside what it needs in any case, were it alone.
-  bool DraftKvFits(const RequestInfo& info) const;
+  // Whether its draft KV would fit beside what it needs in any case, were it alone, or with
+  // together - 1 others like it. REQUIRES: together >= 1.
+  bool DraftKvFits(const RequestInfo& info, int together = 1) const;
 
   // Takes effect with the next plan, which lists it in `release` if it holds anything.
   // ERRORS: kNotFound: unknown or ended already.

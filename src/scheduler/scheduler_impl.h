@@ -16,13 +16,17 @@
 
 namespace vericache {
 
+// A request is admitted beside others only with room for a draft of this length for each of them,
+// so that it is not preempted a moment later.
+constexpr int kHeadroomTokens = 16;
+
 class Scheduler::Impl {
  public:
   Impl(const Limits& limits, const SchedulerOptions& options,
        std::shared_ptr<Experience> experience);
 
   absl::Status Add(const RequestInfo& info, double now_s);
-  bool DraftKvFits(const RequestInfo& info);
+  bool DraftKvFits(const RequestInfo& info, int together);
   absl::Status Cancel(RequestId id);
   StepPlan Schedule(double now_s);
   absl::Status Report(const StepReport& report);

@@ -7,14 +7,6 @@
 #include "scheduler/scheduler_impl.h"
 
 namespace vericache {
-namespace {
-
-// A request is admitted beside others only with room for a draft of this length for each of them,
-// so that it is not preempted a moment later.
-constexpr int kHeadroomTokens = 16;
-
-}  // namespace
-
 int64_t Scheduler::Impl::ChargedBytes() const {
   int64_t sum = 0;
   for (const auto& [id, entry] : entries_) {

@@ -207,6 +207,33 @@ TEST(Scheduler, TellsWhetherADraftKvWouldFit) {
   EXPECT_FALSE(scheduler.DraftKvFits(info));
 }
 
+// What it says of several is what they find when all of them are there.
+TEST(Scheduler, TellsHowManyDraftKvsFitTogether) {
+  int fewest = 100, most = 0;
+  for (int64_t kv_bytes = 20000; kv_bytes <= 160000; kv_bytes += 3500) {
+    const Limits limits = SpillLimits(kv_bytes, 2000);
+    const RequestInfo info = Request(1, 100, 20, kPlainOnly | ModeBit(DraftMode::kDraftKv));
+    Driver driver(limits);
+    int together = 1;
+    while (together < 8 && driver.scheduler.DraftKvFits(info, together + 1)) ++together;
+    int running = 0;
+    for (RequestId id = 1; id <= 8; ++id) {
+      RequestInfo one = info;
+      one.id = id;
+      driver.Add(one);
+    }
+    for (int step = 0; step < 40; ++step) {
+      driver.Step();
+      running = std::max(running, driver.scheduler.usage().num_running);
+    }
+    EXPECT_GE(running, together) << kv_bytes;
+    fewest = std::min(fewest, together);
+    most = std::max(most, together);
+  }
+  EXPECT_LT(fewest, 3);
+  EXPECT_EQ(most, 8);
+}
+
 TEST(Scheduler, Case53TheImpossibleRequestIsRefusedAloneWithNumbers) {
   Driver driver(RamLimits(512));
   const absl::Status refused = driver.scheduler.Add(Request(0, 500, 100), 0);

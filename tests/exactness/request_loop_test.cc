@@ -141,6 +141,38 @@ TEST(RequestLoop, DraftsAreMadeSmallerUntilTheyFit) {
   EXPECT_GT(smaller, 0);
 }
 
+// A draft KV a little smaller than asked for lets more requests run at once.
+TEST(RequestLoop, DraftsAreMadeSmallerToRunTogether) {
+  const auto alone = LoadEngine(0);
+  std::vector<Request> requests(4);
+  std::vector<absl::StatusOr<Completion>> want;
+  for (size_t i = 0; i < requests.size(); ++i) {
+    Request& r = requests[i];
+    r.prompt_token_ids = TestPrompt(2000, 30 + i);
+    r.max_tokens = 24;
+    r.ignore_eos = true;
+    r.draft = "verify:0.5+int8";
+    r.draft_len = 5;
+    want.push_back(alone->Generate(r));
+  }
+  int more = 0;
+  for (uint64_t budget = 2 * kLeast; budget < 12 * kLeast; budget += kLeast / 2) {
+    std::vector<std::string> notices;
+    const auto engine =
+        LoadEngine(budget, 0, [&](std::string_view text) { notices.emplace_back(text); });
+    BatchReport report;
+    const auto got = engine->GenerateBatch(requests, BatchOptions(), &report);
+    for (size_t i = 0; i < got.size(); ++i) ExpectSame(got[i], want[i], std::to_string(budget));
+    EXPECT_LE(report.peak_kv_bytes, budget);
+    const auto told = std::count_if(notices.begin(), notices.end(), [](const std::string& text) {
+      return text.find("instead of verify:0.5") != std::string::npos;
+    });
+    EXPECT_LE(told, 1) << "said once for all";
+    more += told == 1 && report.most_running == 4;
+  }
+  EXPECT_GT(more, 0);
+}
+
 // Case 52: preempted requests go on as if nothing had happened, penalties included.
 TEST(RequestLoop, Case52PreemptionChangesNothing) {
   const auto alone = LoadEngine(0);
