@@ -159,7 +159,7 @@ absl::StatusOr<std::unique_ptr<Sequence>> Benchmark::Impl::DraftingAt(int64_t de
   VC_ASSIGN_OR_RETURN(DraftKv draft, MakeDraftKv(depth, spec));
   s->draft.emplace(std::move(draft));
   if (const int window = QueryRowsWanted(spec); window > 0 && spec.reselects())
-    s->queries.emplace(engine.model->config, window, most_drafted);
+    s->queries.emplace(engine.model->config, window);
   return s;
 }
 

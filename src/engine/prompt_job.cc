@@ -35,7 +35,7 @@ PromptJob::PromptJob(Sequence* sequence, const Model* model, Forward* forward, P
   Sequence& s = *sequence_;
   VC_CHECK(s.full.num_tokens() < target_);
   if (const int window = QueryRowsWanted(s.spec); window > 0)
-    s.queries.emplace(model_->config, window, s.spec.reselects() ? s.draft_length.max() : 0);
+    s.queries.emplace(model_->config, window);
   if (s.queries.has_value()) observers_.Add(&*s.queries);
   wants_scores_ =
       !HasScores(s) && (!s.draft.has_value() || s.spec.selector == SelectorKind::kVerify);

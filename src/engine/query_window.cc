@@ -1,15 +1,37 @@
 #include "engine/query_window.h"
 
 #include <algorithm>
+#include <utility>
+
+#include "base/types.h"
 
 namespace vericache {
 
-QueryWindow::QueryWindow(const ModelConfig& config, int num_rows, int max_rejected)
+namespace {
+
+constexpr int64_t kSlotStep = 16;  // a draft a token longer than the last makes no new ring
+
+}  // namespace
+
+QueryWindow::QueryWindow(const ModelConfig& config, int num_rows)
     : num_rows_(num_rows),
       num_heads_(config.num_heads),
       row_floats_(static_cast<int64_t>(config.num_heads) * config.head_dim),
-      num_slots_(num_rows + max_rejected),
+      num_slots_(num_rows),
       ring_(config.num_layers, std::vector<float>(num_slots_ * row_floats_)) {}
+
+void QueryWindow::MayReject(int64_t rows) {
+  if (num_rows_ + rows <= num_slots_) return;
+  const int64_t num_slots = num_rows_ + RoundUp(rows, kSlotStep);
+  for (std::vector<float>& ring : ring_) {
+    std::vector<float> larger(num_slots * row_floats_);
+    for (int64_t pos = std::max(first_pos_, end_pos_ - num_slots_); pos < end_pos_; ++pos)
+      std::copy_n(ring.data() + (pos % num_slots_) * row_floats_, row_floats_,
+                  larger.data() + (pos % num_slots) * row_floats_);
+    ring = std::move(larger);
+  }
+  num_slots_ = num_slots;
+}
 
 void QueryWindow::OnLayer(const LayerRows& rows) {
   const int64_t begin = std::max<int64_t>(0, rows.num_rows - num_slots_);

@@ -2,7 +2,7 @@
 //
 // It watches passes over the full KV. A verification's rejected rows come by too; the next pass
 // begins before them and writes over them, and Take() is told how many rows hold.
-// COST: (num_rows + max_rejected) fp32 query rows a layer.
+// COST: num_rows fp32 query rows a layer, and as many as the longest draft so far has had.
 #pragma once
 
 #include <cstdint>
@@ -16,11 +16,12 @@ namespace vericache {
 
 class QueryWindow : public ForwardObserver {
  public:
-  // Rows that a pass may bring and Take() then reject: at most max_rejected.
-  QueryWindow(const ModelConfig& config, int num_rows, int max_rejected = 0);
+  QueryWindow(const ModelConfig& config, int num_rows);
+  // From now on a pass may bring up to `rows` rows that Take() then rejects.
+  void MayReject(int64_t rows);
   void OnLayer(const LayerRows& rows) override;
   // The last rows before position `end`, oldest first: at most `max_rows` of them.
-  // REQUIRES: at most max_rejected rows were seen from `end` on.
+  // REQUIRES: no more rows were seen from `end` on than MayReject() was told of.
   QueryRows Take(int64_t end, int64_t max_rows) const;
   QueryRows Take(int64_t end) const { return Take(end, num_rows_); }
   QueryRows Take() const { return Take(end_pos_); }
@@ -29,7 +30,7 @@ class QueryWindow : public ForwardObserver {
   const int num_rows_;
   const int num_heads_;
   const int64_t row_floats_;
-  const int num_slots_;
+  int64_t num_slots_;
   std::vector<std::vector<float>> ring_;  // [num_layers][slot][row_floats], slot = pos % num_slots
   int64_t first_pos_ = 0, end_pos_ = 0;   // positions seen by the last layer
 };

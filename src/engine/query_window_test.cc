@@ -101,7 +101,7 @@ TEST(QueryWindow, IsEmptyBeforeTheFirstPass) { ExpectRows(QueryWindow(Config(), 
 TEST(QueryWindow, ForgetsRejectedRows) {
   for (int num_rows : {1, 4, 8}) {
     for (int max_rejected : {3, 16}) {
-      QueryWindow window(Config(), num_rows, max_rejected);
+      QueryWindow window(Config(), num_rows);
       int64_t end = 5;  // behind a session's prefix
       Pass(&window, end, 7);
       end += 7;
@@ -110,6 +110,7 @@ TEST(QueryWindow, ForgetsRejectedRows) {
         state = state * 6364136223846793005u + 1442695040888963407u;
         const int64_t brought = 1 + static_cast<int64_t>((state >> 40) % (max_rejected + 1));
         const int64_t kept = 1 + static_cast<int64_t>((state >> 20) % brought);
+        window.MayReject(brought - 1);  // grows as longer drafts come
         Pass(&window, end, brought);
         end += kept;
         ExpectRows(window.Take(end), std::max<int64_t>(5, end - num_rows), end);

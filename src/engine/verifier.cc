@@ -8,7 +8,7 @@
 namespace vericache {
 namespace {
 
-constexpr size_t kMaxRowsPerTurn = 16 * kLogitsRows;
+constexpr size_t kMaxRowsPerTurn = 4 * kLogitsRows;
 // Choosing anew costs more than a plain step (at 4K tokens four times as much), and a single query
 // votes badly. While the draft KV drafts nothing it is left as it is and grows by the new rows; it
 // is chosen anew before it drafts again (RefreshChoice()), or when it has grown by so many. Under a
@@ -103,6 +103,7 @@ void Verifier::Observe(Task* task, RowGroup* group) {
   task->keeps_choice = (s->drafted.empty() || s->proposed) &&
                        s->num_unchosen + static_cast<int64_t>(task->tokens.size()) < most;
   if (!s->queries.has_value() || !s->spec.reselects()) return;
+  s->queries->MayReject(static_cast<int64_t>(task->tokens.size()) - 1);
   group->observer = &*s->queries;
   if (!s->draft.has_value() || task->keeps_choice) return;
   // In RAM asking afterwards is cheap where few rows vote: after a plain round, whose single query
