@@ -29,15 +29,16 @@ MemoryPrefixes::Match MemoryPrefixes::Find(std::string_view salt,
   return {entries_.front(), best_tokens};
 }
 
-// What `from` has and `to`, which stands for more tokens, lacks.
-void MemoryPrefixes::Merge(MemoryPrefix from, MemoryPrefix* to) {
-  for (MemoryPrefix::Draft& draft : from.drafts) {
+// What `from` has and `to`, which stands for more tokens, lacks. Tokens and K/V stay where they
+// are: a look-up under way may hold them.
+void MemoryPrefixes::Merge(MemoryPrefix* from, MemoryPrefix* to) {
+  for (MemoryPrefix::Draft& draft : from->drafts) {
     const bool known = std::any_of(to->drafts.begin(), to->drafts.end(), [&](const auto& other) {
       return other.spec == draft.spec && other.num_tokens == draft.num_tokens;
     });
-    if (!known) to->drafts.push_back(std::move(draft));
+    if (!known) to->drafts.push_back({draft.spec, draft.num_tokens, draft.kv.Copy()});
   }
-  for (const auto& [key, scores] : from.scores) {
+  for (const auto& [key, scores] : from->scores) {
     std::shared_ptr<const KeyScores>& held = to->scores[key];
     if (held == nullptr || held->num_scored < scores->num_scored) held = scores;
   }
@@ -51,10 +52,10 @@ void MemoryPrefixes::Add(MemoryPrefix prefix) {
     if (held.salt != prefix.salt) continue;
     const int64_t common = CommonTokens(held.tokens, prefix.tokens);
     if (common == static_cast<int64_t>(held.tokens.size())) {
-      Merge(std::move(held), &prefix);
+      Merge(&held, &prefix);
       entries_.erase(here);
     } else if (common == static_cast<int64_t>(prefix.tokens.size())) {
-      Merge(std::move(prefix), &held);
+      Merge(&prefix, &held);
       entries_.splice(entries_.begin(), entries_, here);
       MakeRoom();
       return;

@@ -55,7 +55,7 @@ class MemoryPrefixes {
   int64_t evicted() const { return evicted_; }
 
  private:
-  void Merge(MemoryPrefix from, MemoryPrefix* to);
+  static void Merge(MemoryPrefix* from, MemoryPrefix* to);
   uint64_t CountBytes() const;
   void MakeRoom();
 

@@ -84,7 +84,10 @@ bool Prefill::ExtendsDraft(const Sequence& s, const QueryRows& queries) const {
 }
 
 absl::Status Prefill::BuildDraft(Sequence* sequence) {
-  const QueryRows queries = sequence->queries.has_value() ? sequence->queries->Take() : QueryRows();
+  // Of rows that hold: a draft that came with the prompt may have been rejected.
+  const QueryRows queries = sequence->queries.has_value()
+                                ? sequence->queries->Take(sequence->full.num_tokens())
+                                : QueryRows();
   if (ExtendsDraft(*sequence, queries))
     return sequence->draft->CommitRows(sequence->full, sequence->draft->num_tokens(),
                                        sequence->full.num_tokens(), pool_);

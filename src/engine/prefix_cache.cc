@@ -29,18 +29,6 @@ bool RowFinite(const KvShape& shape, const uint16_t* block, int64_t slot) {
   return true;
 }
 
-// Shorter beginnings that are looked at for a draft KV: each is a round trip.
-constexpr int kDraftTries = 64;
-
-// A store far away may take its round trip even where computing would be faster still.
-Deadline DeadlineOf(double recompute_s) {
-  constexpr double kLeast = 0.25, kMost = 3600;
-  if (recompute_s <= 0) return kNoDeadline;
-  return std::chrono::steady_clock::now() +
-         std::chrono::duration_cast<std::chrono::steady_clock::duration>(
-             std::chrono::duration<double>(std::clamp(recompute_s, kLeast, kMost)));
-}
-
 // The scores of the first `num_tokens` positions.
 std::shared_ptr<const KeyScores> Beginning(std::shared_ptr<const KeyScores> scores,
                                            int64_t num_tokens) {
@@ -86,107 +74,119 @@ PrefixCache::PrefixCache(PrefixCacheOptions options, const KvShape& shape,
 
 PrefixCache::~PrefixCache() = default;
 
-std::unique_ptr<StoredPrefixes::Prompt> PrefixCache::PromptInStore(absl::Span<const TokenId> tokens,
-                                                                   std::string_view salt) const {
-  if (stored_ == nullptr) return nullptr;
+std::optional<StoredPrefixes::Prompt> PrefixCache::PromptInStore(absl::Span<const TokenId> tokens,
+                                                                 std::string_view salt) const {
+  if (stored_ == nullptr) return std::nullopt;
   PrefixIdentity identity = options_.identity;
   identity.salt = salt;
-  return std::make_unique<StoredPrefixes::Prompt>(tokens, identity, options_.digest_bits);
+  return StoredPrefixes::Prompt(tokens, identity, options_.digest_bits);
 }
 
-// Only the draft of this very prompt, or of all but its last few tokens, is worth more than a new
-// choice: prefill continues it while there are fewer new queries than a choice asks for.
-bool PrefixCache::FindDraft(const StoredPrefixes::Prompt* stored,
-                            const MemoryPrefixes::Match& match, absl::Span<const TokenId> prompt,
-                            const DraftSpec& spec, Deadline deadline, PrefixHit* hit) {
-  const int64_t num_prompt = static_cast<int64_t>(prompt.size());
-  const int64_t least = std::max<int64_t>(1, num_prompt - QueryRowsWanted(spec) + 1);
-  if (match.prefix != nullptr) {
-    const std::string name = spec.ToString();
-    const MemoryPrefix::Draft* best = nullptr;
-    for (const MemoryPrefix::Draft& draft : match.prefix->drafts)
-      if (draft.spec == name && draft.num_tokens >= least && draft.num_tokens <= match.num_tokens &&
-          (best == nullptr || draft.num_tokens > best->num_tokens))
-        best = &draft;
-    if (best != nullptr) hit->draft.emplace(best->kv.Copy());
-  }
-  if (stored != nullptr && !hit->draft.has_value()) {
-    std::optional<DraftKv> draft = stored_->LoadDraft(*stored, least, num_prompt, spec, deadline);
-    if (draft.has_value()) hit->draft.emplace(std::move(*draft));
-  }
-  return hit->draft.has_value();
+const DraftKv* PrefixCache::DraftInMemory(const PrefixLookup& lookup,
+                                          const MemoryPrefixes::Match& match) {
+  if (match.prefix == nullptr) return nullptr;
+  const std::string name = lookup.spec_.ToString();
+  const MemoryPrefix::Draft* best = nullptr;
+  for (const MemoryPrefix::Draft& draft : match.prefix->drafts)
+    if (draft.spec == name && draft.num_tokens >= lookup.LeastDraftTokens() &&
+        draft.num_tokens <= match.num_tokens &&
+        (best == nullptr || draft.num_tokens > best->num_tokens))
+      best = &draft;
+  return best == nullptr ? nullptr : &best->kv;
 }
 
-void PrefixCache::FindScores(StoredPrefixes::Prompt* stored, const MemoryPrefixes::Match& match,
-                             absl::Span<const TokenId> prompt, const DraftSpec& spec,
-                             Deadline deadline, PrefixHit* hit) {
-  if (spec.score_kind() == ScoreKind::kNone) return;
-  const auto enough = [&](const std::shared_ptr<const KeyScores>& scores) {
-    return scores != nullptr && 2 * scores->num_scored >= static_cast<int64_t>(prompt.size());
-  };
-  if (match.prefix != nullptr) {
-    const auto found = match.prefix->scores.find(spec.score_key());
-    if (found != match.prefix->scores.end())
-      hit->scores = Beginning(found->second, match.num_tokens);
+std::shared_ptr<const KeyScores> PrefixCache::ScoresInMemory(const PrefixLookup& lookup,
+                                                             const MemoryPrefixes::Match& match) {
+  if (match.prefix == nullptr || lookup.spec_.score_kind() == ScoreKind::kNone) return nullptr;
+  const auto found = match.prefix->scores.find(lookup.spec_.score_key());
+  if (found == match.prefix->scores.end()) return nullptr;
+  std::shared_ptr<const KeyScores> scores = Beginning(found->second, match.num_tokens);
+  return lookup.EnoughScores(scores) ? scores : nullptr;
+}
+
+std::unique_ptr<PrefixLookup> PrefixCache::Plan(absl::Span<const TokenId> prompt,
+                                                std::string_view salt, const DraftSpec& spec,
+                                                int64_t known_tokens, const PrefixRoom& room) {
+  std::unique_ptr<PrefixLookup> lookup(new PrefixLookup(prompt, salt, spec, known_tokens, room));
+  PrefixLookup& l = *lookup;
+  {
+    const std::lock_guard lock(stats_mutex_);
+    ++stats_.lookups;
+    stats_.looked_up_tokens += l.num_prompt();
   }
-  if (!enough(hit->scores) && stored != nullptr)
-    hit->scores = stored_->LoadScores(*stored, spec, deadline);
-  if (!enough(hit->scores)) hit->scores = nullptr;
+  if (writer_ != nullptr) writer_->Reap();
+  l.match_ = memory_.Find(salt, prompt);
+  l.memory_tokens_ = l.match_->num_tokens;
+  l.memory_has_draft_ = DraftInMemory(l, *l.match_) != nullptr;
+  l.memory_has_scores_ = ScoresInMemory(l, *l.match_) != nullptr;
+  if (room.memory_bytes < std::numeric_limits<uint64_t>::max()) LimitMemory(room.memory_bytes);
+  l.prefixes_ = stored_.get();
+  if (l.StoreMayHelp()) l.stored_ = PromptInStore(l.tokens_, salt);
+  return lookup;
+}
+
+PrefixHit PrefixCache::Finish(std::unique_ptr<PrefixLookup> lookup) {
+  PrefixLookup& l = *lookup;
+  PrefixHit hit;
+  const MemoryPrefixes::Match match =
+      l.match_.has_value() ? *l.match_ : memory_.Find(l.salt_, l.tokens_);
+  hit.scores = ScoresInMemory(l, match);
+  if (hit.scores == nullptr && l.EnoughScores(l.scores_)) hit.scores = l.scores_;
+  int64_t common = l.MostTokens(match.num_tokens);
+  const bool from_store = l.full_.has_value() && l.full_->num_tokens() > common;
+  if (from_store) common = l.MostTokens(l.full_->num_tokens());
+  if (common <= l.known_tokens_) return hit;
+  const int64_t wanted = l.QueriesWanted();
+  if (l.num_prompt() - common < wanted) {
+    if (const DraftKv* draft = DraftInMemory(l, match); draft != nullptr) {
+      hit.draft.emplace(draft->Copy());
+    } else if (l.draft_.has_value()) {
+      hit.draft = std::move(l.draft_);
+    } else {
+      common = std::max<int64_t>(0, l.num_prompt() - wanted);
+    }
+  }
+  if (common <= l.known_tokens_) {
+    hit.draft.reset();
+    return hit;
+  }
+  hit.full.emplace(from_store ? l.full_->Fork(common) : match.prefix->full.Fork(common));
+  const std::lock_guard lock(stats_mutex_);
+  ++(from_store ? stats_.store_hits : stats_.memory_hits);
+  stats_.found_tokens += common;
+  return hit;
 }
 
 PrefixHit PrefixCache::Find(absl::Span<const TokenId> prompt, std::string_view salt,
                             const DraftSpec& spec, int64_t known_tokens, const PrefixRoom& room) {
-  const int64_t num_prompt = static_cast<int64_t>(prompt.size());
-  PrefixHit hit;
-  ++stats_.lookups;
-  stats_.looked_up_tokens += num_prompt;
-  if (writer_ != nullptr) writer_->Reap();
-  const MemoryPrefixes::Match match = memory_.Find(salt, prompt);
-  if (room.memory_bytes < std::numeric_limits<uint64_t>::max()) LimitMemory(room.memory_bytes);
-  const std::unique_ptr<StoredPrefixes::Prompt> stored = PromptInStore(prompt, salt);
-  const Deadline deadline = DeadlineOf(room.recompute_s);
-  FindScores(stored.get(), match, prompt, spec, deadline, &hit);
-  // The last token is always computed: its logits choose the first new one.
-  int64_t common = std::min(match.num_tokens, num_prompt - 1);
-  const int64_t num_blocks = stored != nullptr ? stored_->CountBlocks(*stored, deadline) : 0;
-  std::optional<FullKv> loaded;
-  if (num_blocks * kBlockTokens > std::max(common, known_tokens)) {
-    loaded.emplace(stored_->LoadBlocks(*stored, num_blocks, room.hot_blocks, deadline));
-    if (loaded->num_tokens() <= common) loaded.reset();
-    if (loaded.has_value()) common = std::min(loaded->num_tokens(), num_prompt - 1);
-  }
-  if (common <= known_tokens) return hit;
-  const int64_t wanted = spec.uses_queries() ? QueryRowsWanted(spec) : 0;
-  if (num_prompt - common < wanted && !FindDraft(stored.get(), match, prompt, spec, deadline, &hit))
-    common = std::max<int64_t>(0, num_prompt - wanted);
-  if (common <= known_tokens) {
-    hit.draft.reset();
-    return hit;
-  }
-  hit.full.emplace(loaded.has_value() ? loaded->Fork(common) : match.prefix->full.Fork(common));
-  ++(loaded.has_value() ? stats_.store_hits : stats_.memory_hits);
-  stats_.found_tokens += common;
-  return hit;
+  std::unique_ptr<PrefixLookup> lookup = Plan(prompt, salt, spec, known_tokens, room);
+  lookup->Load();
+  return Finish(std::move(lookup));
 }
 
 std::optional<DraftKv> PrefixCache::FindDraftAlone(absl::Span<const TokenId> prompt,
                                                    std::string_view salt, const DraftSpec& spec,
                                                    double recompute_s) {
-  const std::unique_ptr<StoredPrefixes::Prompt> stored = PromptInStore(prompt, salt);
-  if (stored == nullptr || !spec.enabled) return std::nullopt;
+  const std::optional<StoredPrefixes::Prompt> stored = PromptInStore(prompt, salt);
+  if (!stored.has_value() || !spec.enabled) return std::nullopt;
   const Deadline deadline = DeadlineOf(recompute_s);
   const int64_t num_prompt = static_cast<int64_t>(prompt.size());
-  ++stats_.lookups;
-  stats_.looked_up_tokens += num_prompt;
   // A prefix and its drafts are stored together: the names of its blocks tell how long it is.
   int64_t blocks = stored_->CountBlocks(*stored, deadline);
   std::optional<DraftKv> draft;
   const int64_t open = blocks * kBlockTokens;
   if (open < num_prompt && num_prompt - open < kBlockTokens)
     draft = stored_->LoadDraft(*stored, num_prompt, num_prompt, spec, deadline);
-  for (int tries = 0; !draft.has_value() && blocks > 0 && tries < kDraftTries; --blocks, ++tries)
-    draft =
-        stored_->LoadDraft(*stored, blocks * kBlockTokens, blocks * kBlockTokens, spec, deadline);
+  // One at a time: a shorter draft that nobody wants would cost as much.
+  while (!draft.has_value() && blocks > 0) {
+    const int64_t found = stored_->FindDraftOfBlocks(*stored, blocks, spec, deadline);
+    if (found == 0) break;
+    draft = stored_->LoadDraft(*stored, found * kBlockTokens, found * kBlockTokens, spec, deadline);
+    blocks = found - 1;
+  }
+  const std::lock_guard lock(stats_mutex_);
+  ++stats_.lookups;
+  stats_.looked_up_tokens += num_prompt;
   if (!draft.has_value()) return draft;
   ++stats_.store_hits;
   stats_.found_tokens += draft->num_tokens();
@@ -197,7 +197,7 @@ void PrefixCache::Add(const Finding& finding) {
   const int64_t num_tokens = finding.full.num_tokens();
   const int64_t finite = CountFiniteRows(finding.full, finding.known_tokens);
   if (finite < num_tokens) {
-    ++stats_.bad_sequences;
+    CountOne(&PrefixStats::bad_sequences);
     const FullKv cut = finding.full.Fork(finite);
     const Finding shorter = {finding.tokens.first(finite), cut, finding.salt, finding.spec};
     if (finite > 0) {
@@ -227,7 +227,7 @@ void PrefixCache::AddToMemory(const Finding& f, bool keeps_draft) {
 
 void PrefixCache::AddToStore(const Finding& f, bool keeps_draft) {
   if (writer_ == nullptr) return;
-  const std::unique_ptr<StoredPrefixes::Prompt> prompt = PromptInStore(f.tokens, f.salt);
+  const std::optional<StoredPrefixes::Prompt> prompt = PromptInStore(f.tokens, f.salt);
   const int64_t num_blocks = static_cast<int64_t>(prompt->chain.size());
   if (num_blocks == 0 && !keeps_draft) return;
   StoredPrefixes::Record record(f.full.Fork(num_blocks * kBlockTokens));
@@ -252,7 +252,7 @@ void PrefixCache::AddToStore(const Finding& f, bool keeps_draft) {
     for (int64_t block = 0; block < num_scored; ++block)
       record.score_keys.push_back(prompt->keyer.ScoresKey(record.chain[block], f.spec.score_key()));
   }
-  if (!writer_->Push(std::move(record))) ++stats_.skipped_records;
+  if (!writer_->Push(std::move(record))) CountOne(&PrefixStats::skipped_records);
 }
 
 void PrefixCache::LimitMemory(uint64_t bytes) {
@@ -267,8 +267,21 @@ bool PrefixCache::WaitForWrites(std::chrono::milliseconds time) {
   return writer_ == nullptr || writer_->WaitFor(time);
 }
 
+void PrefixCache::CountOne(int64_t PrefixStats::*counter) {
+  const std::lock_guard lock(stats_mutex_);
+  ++(stats_.*counter);
+}
+
+StoreLink PrefixCache::Link() const {
+  return options_.store == nullptr ? StoreLink() : options_.store->Link();
+}
+
 PrefixStats PrefixCache::Stats() {
-  PrefixStats stats = stats_;
+  PrefixStats stats;
+  {
+    const std::lock_guard lock(stats_mutex_);
+    stats = stats_;
+  }
   stats.memory_bytes = memory_.num_bytes();
   stats.memory_evicted = memory_.evicted();
   if (options_.store != nullptr) stats.store = options_.store->Stats();

@@ -5,20 +5,22 @@
 // again (32 rows cost little more than one) unless the draft KV of this very prompt is at hand.
 // One draft KV is kept for a prompt that was computed for the most part, none for each question
 // about it.
-// THREADS: one call at a time; writing goes on beside (engine/prefix_writer.h).
+// THREADS: one call at a time, but for what says otherwise; writing goes on beside
+// (engine/prefix_writer.h), and so may reading (engine/prefix_lookup.h).
 #pragma once
 
 #include <chrono>
 #include <cstdint>
 #include <functional>
-#include <limits>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <string_view>
 
 #include "absl/types/span.h"
 #include "engine/memory_prefixes.h"
+#include "engine/prefix_lookup.h"
 #include "engine/prefix_writer.h"
 #include "engine/stored_prefixes.h"
 #include "kv/prefix_key.h"
@@ -45,26 +47,6 @@ struct PrefixStats {
   BlobStoreStats store;
 };
 
-// What a prompt need not compute.
-struct PrefixHit {
-  std::optional<FullKv> full;  // the prompt's first rows, at most all but one
-  std::optional<DraftKv> draft;
-  std::shared_ptr<const KeyScores> scores;  // over at least half of the prompt
-
-  int64_t num_tokens() const { return full.has_value() ? full->num_tokens() : 0; }
-};
-
-// What a look-up may cost. Under a KV budget: what it may put into RAM.
-struct PrefixRoom {
-  // Whole blocks of what is loaded; the rest is spilled as it comes. < 0: as new_full says.
-  int64_t hot_blocks = -1;
-  // LimitMemory() for what is kept, before anything is loaded.
-  uint64_t memory_bytes = std::numeric_limits<uint64_t>::max();
-  // Seconds in which the prompt could be computed: no store is waited for any longer, in all. 0:
-  // not known.
-  double recompute_s = 0;
-};
-
 class PrefixCache {
  public:
   // new_full: an empty full KV as sequences have it.
@@ -73,12 +55,20 @@ class PrefixCache {
   // Finishes what is to be written.
   ~PrefixCache();
 
-  // `known_tokens`: the rows a session lends anyway; no shorter hit is given.
+  // Looks into RAM, and says what a store is to be asked. `known_tokens`: the rows a session lends
+  // anyway; no shorter hit is given. The look-up must not outlive *this.
+  std::unique_ptr<PrefixLookup> Plan(absl::Span<const TokenId> prompt, std::string_view salt,
+                                     const DraftSpec& spec, int64_t known_tokens,
+                                     const PrefixRoom& room = {});
+  // What RAM has now or Load() has found, the longer one. REQUIRES: Load() has ended or never ran.
+  PrefixHit Finish(std::unique_ptr<PrefixLookup> lookup);
+  // All three in a row: waits for a store.
   PrefixHit Find(absl::Span<const TokenId> prompt, std::string_view salt, const DraftSpec& spec,
                  int64_t known_tokens, const PrefixRoom& room = {});
   // The draft KV of the longest beginning of `prompt` that the store has one for, and nothing of
   // its full KV: for a node that drafts far from it. Looks at whole blocks from the longest stored
-  // beginning down, and at the prompt itself. recompute_s: as in PrefixRoom.
+  // beginning down, and at the prompt itself. recompute_s: as in PrefixRoom. THREADS: safe beside
+  // everything else.
   std::optional<DraftKv> FindDraftAlone(absl::Span<const TokenId> prompt, std::string_view salt,
                                         const DraftSpec& spec, double recompute_s);
   // What is kept in RAM takes at most this from now on, and never more than
@@ -108,16 +98,17 @@ class PrefixCache {
   uint64_t saved_bytes() const { return stored_ == nullptr ? 0 : stored_->saved_bytes(); }
   int64_t failed_saves() const { return stored_ == nullptr ? 0 : stored_->failed_saves(); }
   PrefixStats Stats();
+  StoreLink Link() const;
 
  private:
-  bool FindDraft(const StoredPrefixes::Prompt* stored, const MemoryPrefixes::Match& match,
-                 absl::Span<const TokenId> prompt, const DraftSpec& spec, Deadline deadline,
-                 PrefixHit* hit);
-  void FindScores(StoredPrefixes::Prompt* stored, const MemoryPrefixes::Match& match,
-                  absl::Span<const TokenId> prompt, const DraftSpec& spec, Deadline deadline,
-                  PrefixHit* hit);
-  std::unique_ptr<StoredPrefixes::Prompt> PromptInStore(absl::Span<const TokenId> tokens,
-                                                        std::string_view salt) const;
+  // What RAM has of a draft KV that continues nearly all of the prompt; null: nothing.
+  static const DraftKv* DraftInMemory(const PrefixLookup& lookup,
+                                      const MemoryPrefixes::Match& match);
+  static std::shared_ptr<const KeyScores> ScoresInMemory(const PrefixLookup& lookup,
+                                                         const MemoryPrefixes::Match& match);
+  std::optional<StoredPrefixes::Prompt> PromptInStore(absl::Span<const TokenId> tokens,
+                                                      std::string_view salt) const;
+  void CountOne(int64_t PrefixStats::*counter);
   void AddToMemory(const Finding& finding, bool keeps_draft);
   void AddToStore(const Finding& finding, bool keeps_draft);
 
@@ -125,7 +116,8 @@ class PrefixCache {
   MemoryPrefixes memory_;
   std::unique_ptr<StoredPrefixes> stored_;
   std::unique_ptr<PrefixWriter> writer_;  // null if read only
-  PrefixStats stats_;
+  std::mutex stats_mutex_;
+  PrefixStats stats_;  // guarded by stats_mutex_
 };
 
 // Rows of `full` from `begin` on before the first whose K or V is not finite.

@@ -1,87 +1,20 @@
 // The prefix cache on made-up K/V: what is kept, found, refused, and what a bad store does to it.
 #include "engine/prefix_cache.h"
 
-#include <atomic>
 #include <chrono>
 #include <cstring>
 #include <memory>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
+#include "engine/prefix_test_util.h"
 #include "gtest/gtest.h"
 #include "kernels/kernels.h"
 #include "kv/kv_tier.h"
 
 namespace vericache {
 namespace {
-
-constexpr KvShape kShape = {2, 2, 16};
-
-std::vector<TokenId> Tokens(int64_t n, TokenId salt = 0) {
-  std::vector<TokenId> ids;
-  for (int64_t i = 0; i < n; ++i) ids.push_back(static_cast<TokenId>(i * 7 + salt));
-  return ids;
-}
-
-// K/V that tell which tokens they belong to.
-FullKv KvOf(absl::Span<const TokenId> tokens) {
-  FullKv full(kShape, nullptr);
-  EXPECT_TRUE(full.ResizeForLoad(static_cast<int64_t>(tokens.size())).ok());
-  uint32_t hash = 1;
-  for (int64_t block = 0; block < full.num_blocks(); ++block) {
-    for (size_t i = block * 64; i < tokens.size() && i < static_cast<size_t>(block + 1) * 64; ++i)
-      hash = hash * 31 + static_cast<uint32_t>(tokens[i]);
-    for (size_t i = 0; i < full.block_bytes() / 2; ++i)
-      full.mutable_block(block)[i] = static_cast<uint16_t>((hash + i) & 0x3bff);  // finite
-  }
-  return full;
-}
-
-// A store that many caches may share, slow or broken on demand.
-struct Backing {
-  MemoryBlobStore blobs;
-  std::atomic<bool> broken{false};
-  std::atomic<int> put_us{0};
-};
-
-class SharedStore : public BlobStore {
- public:
-  explicit SharedStore(Backing* backing) : b_(backing) {}
-  absl::Status Put(const BlobKey& key, absl::Span<const std::string_view> parts) override {
-    std::this_thread::sleep_for(std::chrono::microseconds(b_->put_us));
-    return b_->broken ? absl::ResourceExhaustedError("full") : b_->blobs.Put(key, parts);
-  }
-  using BlobStore::Get;
-  absl::StatusOr<BlobBytes> Get(const BlobKey& key, Deadline deadline) override {
-    if (b_->broken) return absl::UnavailableError("broken");
-    return b_->blobs.Get(key, deadline);
-  }
-  absl::StatusOr<int64_t> CountPresent(absl::Span<const BlobKey> keys, Deadline deadline) override {
-    return b_->blobs.CountPresent(keys, deadline);
-  }
-  absl::Status Remove(const BlobKey& key) override { return b_->blobs.Remove(key); }
-  absl::Status List(std::string_view hex_prefix,
-                    const std::function<bool(const BlobInfo&)>& visit) override {
-    return b_->blobs.List(hex_prefix, visit);
-  }
-  std::string Name() const override { return "shared"; }
-  void Touch(absl::Span<const BlobKey> keys) override {}
-  BlobStoreStats Stats() override { return b_->blobs.Stats(); }
-
- private:
-  Backing* b_;
-};
-
-std::unique_ptr<PrefixCache> CacheOn(Backing* backing, uint64_t memory_bytes = 0) {
-  PrefixCacheOptions options;
-  options.identity = {"model", "tokenizer", "rope", KvFormatText(kShape), "contract", ""};
-  options.memory_bytes = memory_bytes;
-  if (backing != nullptr) options.store = std::make_unique<SharedStore>(backing);
-  return std::make_unique<PrefixCache>(std::move(options), kShape, nullptr,
-                                       [] { return FullKv(kShape, nullptr); });
-}
 
 DraftSpec Off() { return *ParseDraftSpec("off"); }
 

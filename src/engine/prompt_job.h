@@ -1,6 +1,8 @@
 // The prompt of one sequence on its way through passes, a chunk at a time, until its first token.
 // A sequence that lost its K/V in the middle of its answer is brought back in the same way, without
 // a new token.
+// A sequence may bring drafted tokens (Sequence::drafted): its draft KV was here before its full
+// KV. They are checked in the pass of the last chunk, as one verification.
 //
 //   PromptJob job(&sequence, ...);
 //   while (job.rows_left() > 0) {
@@ -10,10 +12,12 @@
 
 #include <cstdint>
 #include <optional>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "engine/acceptance.h"
 #include "engine/pass_reselect.h"
 #include "engine/prefill.h"
 #include "engine/scorers.h"
@@ -31,13 +35,15 @@ class PromptJob {
 
   int64_t rows_left() const { return target_ - sequence_->full.num_tokens(); }
   // The next `num_rows` rows, at most rows_left(), or fewer where that leaves a last chunk whose
-  // own attention can choose the draft KV. The last chunk has one row with logits. ERRORS:
-  // kResourceExhausted: no room for their K/V.
-  absl::StatusOr<RowGroup> Plan(int64_t num_rows);
+  // own attention can choose the draft KV. The last chunk has one row with logits, and one for each
+  // drafted token on top, at most most_drafted. ERRORS: kResourceExhausted: no room for their K/V.
+  absl::StatusOr<RowGroup> Plan(int64_t num_rows, int64_t most_drafted = 0);
+  // Rows of the prompt in the chunk that was planned last.
+  int64_t planned_rows() const { return planned_; }
   // After the pass. hidden: [rows with logits][hidden_size] of the chunk, the prompt's last row
-  // last; empty if there are none. Behind the last chunk this makes the scores that the spec needs
-  // (kvzip runs passes of its own), emits the first token and builds the draft KV. ERRORS: those of
-  // Prefill::Run. What was computed before stays valid.
+  // last but for those of drafted tokens; empty if there are none. Behind the last chunk this makes
+  // the scores that the spec needs (kvzip runs passes of its own), emits the first token and builds
+  // the draft KV. ERRORS: those of Prefill::Run. What was computed before stays valid.
   absl::Status Settle(absl::Span<const float> hidden);
 
  private:
@@ -47,8 +53,13 @@ class PromptJob {
   void StartChoice();
   bool wants_all_rows() const { return !resumes_ && sequence_->on_prompt_row != nullptr; }
   absl::Status ShowRows(absl::Span<const float> hidden, int64_t first_pos);
-  void EmitFirst(const float* hidden);
-  absl::Status FinishPrompt(const float* hidden);
+  // Drafted tokens that the last chunk takes along; forgets the others.
+  int64_t TakeDrafted(int64_t most);
+  // The first token, and what holds of the draft behind it. Returns the rows of it to keep.
+  int64_t EmitFirst(const float* hidden);
+  bool EmitRow(const float* logits, AcceptWalk* walk);
+  absl::Status SettleDraft(absl::Span<const float> rows);
+  absl::Status FinishPrompt(absl::Span<const float> hidden);
 
   Sequence* sequence_;
   const Model* model_;
@@ -59,6 +70,8 @@ class PromptJob {
   const bool resumes_;
   const int64_t target_;  // rows to have in the end
   int64_t planned_ = 0;
+  int num_accepted_ = 0;             // of the draft that came with the prompt
+  std::vector<TokenId> with_draft_;  // tokens of the last chunk, where it checks a draft
   bool wants_scores_ = false;
   std::optional<PromptScorer> scorer_;
   std::optional<PassReselector> reselector_;  // of the last chunk

@@ -72,7 +72,8 @@ struct Sequence {
 
   DraftVocab draft_vocab;  // what the drafter chooses from
 
-  // The drafter's proposal of the current round (empty between rounds).
+  // The drafter's proposal of the current round (empty between rounds). With a prompt: what was
+  // drafted while its K/V were on their way (engine/prompt_job.h).
   std::vector<DraftToken> drafted;
   bool proposed = false;  // by something else, without the draft KV
   // What else proposes tokens: look-up, and a smaller model with K/V of its own over the same

@@ -25,14 +25,18 @@ void StepRunner::Run(absl::Span<StepItem> items, bool with_confidence) {
   }
   const int64_t first_verified = drafter_.Plan(absl::MakeSpan(drafting_), &batch_);
   int64_t next_hidden = first_verified + verifier_.Plan(verifying_, &batch_);
+  int64_t room = kMaxPassRows;
+  for (const StepItem& item : items)
+    room -= item.kind == StepKind::kPrompt ? item.rows : item.rows_run;
   for (StepItem& item : items) {
     if (item.kind != StepKind::kPrompt) continue;
-    absl::StatusOr<RowGroup> group = item.prompt->Plan(item.rows);
+    absl::StatusOr<RowGroup> group = item.prompt->Plan(item.rows, room);
     if (!group.ok()) {
       item.sequence->Fail(group.status());
       continue;
     }
-    item.rows_run = static_cast<int64_t>(group->tokens.size());
+    item.rows_run = item.prompt->planned_rows();
+    room -= static_cast<int64_t>(group->tokens.size()) - item.rows_run;
     batch_.push_back(*group);
     prompts.push_back(&item);
   }

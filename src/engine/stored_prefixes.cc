@@ -10,7 +10,6 @@ namespace vericache {
 namespace {
 
 constexpr size_t kMaxKnownRecords = 64;
-constexpr int64_t kLoadedAtOnce = 2;  // blocks between two looks at what must be spilled
 
 std::string_view TextOf(const void* data, size_t size) {
   return {static_cast<const char*>(data), size};
@@ -53,52 +52,65 @@ absl::StatusOr<absl::Span<const uint8_t>> StoredPrefixes::Fetch(
   return OpenPrefixBlob({blob->data(), blob->size()}, kind, prefix, ids);
 }
 
-FullKv StoredPrefixes::LoadBlocks(const Prompt& prompt, int64_t num_blocks, int64_t hot_blocks,
-                                  Deadline deadline) {
-  FullKv full = new_full_();
-  if (hot_blocks >= 0) full.set_hot_blocks(hot_blocks);
-  int64_t loaded = 0;
+void StoredPrefixes::LoadBlocks(const Prompt& prompt, int64_t num_blocks, Deadline deadline,
+                                StoredLoad* load, FullKv* full) {
+  const int64_t first = full->num_tokens() / kBlockTokens;
+  int64_t loaded = first;
   std::vector<BlobKey> keys = BlobKeys(prompt.chain);
   keys.resize(num_blocks);
+  keys.erase(keys.begin(), keys.begin() + std::min(first, num_blocks));
   store_->GetMany(keys, deadline, [&](size_t, absl::StatusOr<BlobBytes> blob) {
-    if (!blob.ok()) return false;
+    if (!blob.ok() || load->cancelled) return false;
     // Block by block: more than fits into memory goes to the tier as it comes.
-    if (loaded % kLoadedAtOnce == 0 && !full.Spill().ok()) return false;
-    if (!full.ResizeForLoad((loaded + 1) * kBlockTokens).ok()) return false;
+    if (loaded % kLoadedAtOnce == 0 && !full->Spill().ok()) return false;
+    if (!full->ResizeForLoad((loaded + 1) * kBlockTokens).ok()) return false;
     const auto payload = OpenPrefixBlob({blob->data(), blob->size()}, PrefixBlobKind::kBlock,
                                         prompt.chain[loaded], prompt.BlockIds(loaded));
-    if (!payload.ok() || payload->size() != full.block_bytes()) return false;
-    std::memcpy(full.mutable_block(loaded), payload->data(), payload->size());
-    ++loaded;
+    if (!payload.ok() || payload->size() != full->block_bytes()) return false;
+    std::memcpy(full->mutable_block(loaded), payload->data(), payload->size());
+    load->blocks_done = ++loaded;
+    load->bytes_done += payload->size();
     return true;
   });
-  return full.num_tokens() == loaded * kBlockTokens ? std::move(full)
-                                                    : full.Fork(loaded * kBlockTokens);
+  if (full->num_tokens() > loaded * kBlockTokens) *full = full->Fork(loaded * kBlockTokens);
+}
+
+std::optional<DraftKv> StoredPrefixes::OpenDraft(const Prompt& prompt, int64_t num_tokens,
+                                                 const DraftSpec& spec,
+                                                 const BlobBytes& blob) const {
+  const auto payload = OpenPrefixBlob({blob.data(), blob.size()}, PrefixBlobKind::kDraft,
+                                      prompt.LastKey(num_tokens), prompt.LastIds(num_tokens));
+  if (!payload.ok()) return std::nullopt;
+  DraftKv draft = NewDraftKv(shape_, spec, kernels_);
+  std::string_view bytes = TextOf(payload->data(), payload->size());
+  if (!draft.ReadFrom(&bytes).ok() || !bytes.empty() || draft.num_tokens() != num_tokens)
+    return std::nullopt;
+  return draft;
 }
 
 std::optional<DraftKv> StoredPrefixes::LoadDraft(const Prompt& prompt, int64_t least, int64_t most,
                                                  const DraftSpec& spec, Deadline deadline) {
-  std::vector<PrefixKey> lasts;
   std::vector<BlobKey> keys;
-  for (int64_t n = most; n >= least; --n) {
-    lasts.push_back(prompt.LastKey(n));
-    keys.push_back(prompt.keyer.DraftKey(lasts.back(), spec.ToString()));
-  }
+  for (int64_t n = most; n >= least; --n)
+    keys.push_back(prompt.keyer.DraftKey(prompt.LastKey(n), spec.ToString()));
   std::optional<DraftKv> found;
   // All asked for at once: most are not there, and each answer would be a round trip.
   store_->GetMany(keys, deadline, [&](size_t idx, absl::StatusOr<BlobBytes> blob) {
     if (!blob.ok()) return absl::IsNotFound(blob.status());
-    const int64_t num_tokens = most - static_cast<int64_t>(idx);
-    const auto payload = OpenPrefixBlob({blob->data(), blob->size()}, PrefixBlobKind::kDraft,
-                                        lasts[idx], prompt.LastIds(num_tokens));
-    if (!payload.ok()) return true;
-    DraftKv draft = NewDraftKv(shape_, spec, kernels_);
-    std::string_view bytes = TextOf(payload->data(), payload->size());
-    if (draft.ReadFrom(&bytes).ok() && bytes.empty() && draft.num_tokens() == num_tokens)
-      found.emplace(std::move(draft));
+    found = OpenDraft(prompt, most - static_cast<int64_t>(idx), spec, *blob);
     return !found.has_value();
   });
   return found;
+}
+
+int64_t StoredPrefixes::FindDraftOfBlocks(const Prompt& prompt, int64_t most_blocks,
+                                          const DraftSpec& spec, Deadline deadline) const {
+  const int64_t least_blocks = std::max<int64_t>(1, most_blocks - kMaxDraftTries + 1);
+  std::vector<BlobKey> keys;
+  for (int64_t n = most_blocks; n >= least_blocks; --n)
+    keys.push_back(prompt.keyer.DraftKey(prompt.chain[n - 1], spec.ToString()));
+  const size_t first = store_->FindFirst(keys, deadline).value_or(keys.size());
+  return first < keys.size() ? most_blocks - static_cast<int64_t>(first) : 0;
 }
 
 std::shared_ptr<const KeyScores> StoredPrefixes::LoadScores(const Prompt& prompt,

@@ -2,7 +2,7 @@
 //
 // Blocks are found and read in order of position, and the first miss ends a prefix. Whatever is
 // missing, damaged or of other tokens is computed again; no error of the store reaches a request.
-// THREADS: reading and one Save() may run at the same time.
+// THREADS: any number of readers and one Save() may run at the same time.
 #pragma once
 
 #include <atomic>
@@ -28,9 +28,23 @@
 
 namespace vericache {
 
+// Shorter beginnings that are looked at for a draft KV over whole blocks.
+inline constexpr int64_t kMaxDraftTries = 64;
+
+// Blocks that are loaded between two looks at what must be spilled.
+inline constexpr int64_t kLoadedAtOnce = 2;
+
 // The values of one block, wherever it lies; null if it cannot be had, then what it is a part of
 // ends before it. `scratch` may hold them.
 const uint16_t* BlockValues(const FullKv& full, int64_t block, std::vector<uint16_t>* scratch);
+
+// How far the reading of full blocks has got, and whether it is still wanted. THREADS: safe.
+struct StoredLoad {
+  std::atomic<bool> cancelled{false};
+  std::atomic<int64_t> blocks_wanted{-1};  // -1: not known yet
+  std::atomic<int64_t> blocks_done{0};
+  std::atomic<uint64_t> bytes_done{0};
+};
 
 class StoredPrefixes {
  public:
@@ -58,13 +72,19 @@ class StoredPrefixes {
   // Whole blocks that the store seems to have from position 0 on. After `deadline`, here and below:
   // none, or what came before it.
   int64_t CountBlocks(const Prompt& prompt, Deadline deadline) const;
-  // The first `num_blocks` blocks, or as many as are sound. Empty: no memory. hot_blocks: whole
-  // blocks that may stay in RAM; < 0: as new_full has it.
-  FullKv LoadBlocks(const Prompt& prompt, int64_t num_blocks, int64_t hot_blocks,
-                    Deadline deadline);
+  // Goes on loading into *full, which holds whole blocks, until it has `num_blocks` of them or the
+  // next one is not sound. `load`: told of each block; where it says so, no more are read.
+  void LoadBlocks(const Prompt& prompt, int64_t num_blocks, Deadline deadline, StoredLoad* load,
+                  FullKv* full);
+  FullKv NewFull() const { return new_full_(); }
+  StoreLink Link() const { return store_->Link(); }
   // The draft KV of the first n tokens, most >= n >= least, with the largest n that has one.
   std::optional<DraftKv> LoadDraft(const Prompt& prompt, int64_t least, int64_t most,
                                    const DraftSpec& spec, Deadline deadline);
+  // The most whole blocks, of most_blocks or fewer, that there seems to be a draft KV over; 0:
+  // none. One question, over kMaxDraftTries lengths.
+  int64_t FindDraftOfBlocks(const Prompt& prompt, int64_t most_blocks, const DraftSpec& spec,
+                            Deadline deadline) const;
   // Scores of as many blocks from position 0 on as have some; null if none has.
   std::shared_ptr<const KeyScores> LoadScores(const Prompt& prompt, const DraftSpec& spec,
                                               Deadline deadline);
@@ -103,6 +123,9 @@ class StoredPrefixes {
                                                   const PrefixKey& prefix,
                                                   absl::Span<const TokenId> ids, BlobBytes* blob,
                                                   Deadline deadline);
+  // The draft KV of the first `num_tokens` tokens, if `blob` is that.
+  std::optional<DraftKv> OpenDraft(const Prompt& prompt, int64_t num_tokens, const DraftSpec& spec,
+                                   const BlobBytes& blob) const;
   bool SaveBlobs(const Record& record, std::vector<BlobKey>* used);
   bool SaveAbout(const Record& record, std::vector<BlobKey>* used);
   enum class Held { kTrusted, kChecked };

@@ -14,8 +14,9 @@ constexpr size_t kMaxRowsPerTurn = 4 * kLogitsRows;
 // is chosen anew before it drafts again (RefreshChoice()), or when it has grown by so many. Under a
 // budget, where it may not grow, by as many as vote.
 constexpr int64_t kStaleChoice = 32, kMostUnchosen = 512, kMostUnchosenOfBudget = kStaleChoice;
-// Choosing takes as long as a plain step for about each 2,500 tokens there are (0.28 s at 29K of the
-// 0.5b, for a draft of one token): not before so many have been emitted that it is a tenth of them.
+// Choosing takes as long as a plain step for about each 2,500 tokens there are (0.28 s at 29K of
+// the 0.5b, for a draft of one token): not before so many have been emitted that it is a tenth of
+// them.
 constexpr int64_t kTokensPerStale = 256;
 
 }  // namespace

@@ -6,7 +6,7 @@
 // A fork shares whole blocks and copies the open one when either side writes (copy on write).
 //
 // With a tier (kv/kv_tier.h), whole blocks beyond `hot_blocks` are spilled: the first ones stay in
-// RAM, those behind them go to the sequence's file, the open ones are always in RAM. A pass reads
+// RAM, those behind them go to the sequence's file, the open ones are in RAM. A pass reads
 // them back KV head by KV head of each layer (kv/layer_stream.h). The same bits, wherever they lie.
 #pragma once
 
@@ -89,6 +89,9 @@ class FullKv : public KvSource {
   // that no committed row needs. Nothing without a tier. ERRORS: of the disk; what could not be
   // written stays in RAM, nothing is lost.
   absl::Status Spill();
+  // Leaves nothing in RAM: the block that is being written goes as well, until the next Reserve().
+  // hot_blocks() is 0 from here on. ERRORS: as Spill().
+  absl::Status SpillAll();
   // Brings spilled blocks back into RAM, the first ones first, as far as hot_blocks() allows.
   // Passes do so by the way, with what they read anyhow: this is for who cannot wait for one.
   // ERRORS: those of reading; kResourceExhausted. Nothing is lost.

@@ -255,6 +255,15 @@ absl::Status FullKv::Spill() {
   return absl::OkStatus();
 }
 
+absl::Status FullKv::SpillAll() {
+  if (tier_ == nullptr) return absl::OkStatus();
+  set_hot_blocks(0);
+  VC_RETURN_IF_ERROR(Spill());
+  const int64_t open = num_tokens_ / kBlockTokens;
+  if (open == num_blocks() || blocks_[open] == nullptr) return absl::OkStatus();
+  return SpillRange(open, open + 1);
+}
+
 absl::Status FullKv::Warm() {
   const int64_t whole = num_tokens_ / kBlockTokens;
   int64_t hot = num_hot_blocks();

@@ -37,6 +37,11 @@ class CircuitBreaker {
     open_until_ = now + pause_;
     return true;
   }
+  // What Allow() would say; takes no trial.
+  bool MayTry(Clock::time_point now = Clock::now()) {
+    const std::lock_guard lock(mutex_);
+    return failures_ < options_.failures || now >= open_until_;
+  }
   // True: this call has closed it.
   bool Succeeded() {
     const std::lock_guard lock(mutex_);

@@ -44,6 +44,16 @@ void GuardedStore::Judge(const absl::Status& status) {
     on_notice_(StrCat("the prefix store ", Name(), " is left alone for a while: ", why));
 }
 
+template <typename Ask>
+auto GuardedStore::Timed(const Ask& ask) {
+  const auto start = LinkMeter::Clock::now();
+  auto answer = ask();
+  const std::chrono::duration<double> time = LinkMeter::Clock::now() - start;
+  if (answer.ok()) link_.Answered(time.count());
+  Judge(answer.status());
+  return answer;
+}
+
 absl::Status GuardedStore::Put(const BlobKey& key, absl::Span<const std::string_view> parts) {
   if (!breaker_.Allow()) return Refused();
   const absl::Status status = store_->Put(key, parts);
@@ -53,7 +63,9 @@ absl::Status GuardedStore::Put(const BlobKey& key, absl::Span<const std::string_
 
 absl::StatusOr<BlobBytes> GuardedStore::Get(const BlobKey& key, Deadline deadline) {
   if (!breaker_.Allow()) return Refused();
+  link_.StartWaiting();
   absl::StatusOr<BlobBytes> blob = store_->Get(key, deadline);
+  link_.StopWaiting(blob.ok() ? blob->size() : 0);
   Judge(blob.status());
   return blob;
 }
@@ -66,19 +78,27 @@ void GuardedStore::GetMany(absl::Span<const BlobKey> keys, Deadline deadline, co
   }
   // One verdict for all of them: they share their fate, and the breaker counts calls.
   absl::Status worst;
+  link_.StartWaiting();
   store_->GetMany(keys, deadline, [&](size_t idx, absl::StatusOr<BlobBytes> blob) {
     if (IsFailure(blob.status())) worst = blob.status();
-    return sink(idx, std::move(blob));
+    link_.StopWaiting(blob.ok() ? blob->size() : 0);
+    const bool more = sink(idx, std::move(blob));
+    link_.StartWaiting();
+    return more;
   });
+  link_.StopWaiting(0);
   Judge(worst);
 }
 
 absl::StatusOr<int64_t> GuardedStore::CountPresent(absl::Span<const BlobKey> keys,
                                                    Deadline deadline) {
   if (!breaker_.Allow()) return Refused();
-  absl::StatusOr<int64_t> count = store_->CountPresent(keys, deadline);
-  Judge(count.status());
-  return count;
+  return Timed([&] { return store_->CountPresent(keys, deadline); });
+}
+
+absl::StatusOr<size_t> GuardedStore::FindFirst(absl::Span<const BlobKey> keys, Deadline deadline) {
+  if (!breaker_.Allow()) return Refused();
+  return Timed([&] { return store_->FindFirst(keys, deadline); });
 }
 
 absl::Status GuardedStore::Remove(const BlobKey& key) {

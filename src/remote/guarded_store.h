@@ -13,6 +13,7 @@
 
 #include "remote/circuit_breaker.h"
 #include "storage/blob_store.h"
+#include "storage/link_meter.h"
 
 namespace vericache {
 
@@ -28,21 +29,29 @@ class GuardedStore : public BlobStore {
   absl::StatusOr<BlobBytes> Get(const BlobKey& key, Deadline deadline) override;
   void GetMany(absl::Span<const BlobKey> keys, Deadline deadline, const Sink& sink) override;
   absl::StatusOr<int64_t> CountPresent(absl::Span<const BlobKey> keys, Deadline deadline) override;
+  absl::StatusOr<size_t> FindFirst(absl::Span<const BlobKey> keys, Deadline deadline) override;
   absl::Status Remove(const BlobKey& key) override;
   void Touch(absl::Span<const BlobKey> keys) override;
   absl::Status List(std::string_view hex_prefix,
                     const std::function<bool(const BlobInfo&)>& visit) override;
   BlobStoreStats Stats() override;
+  StoreLink Link() override {
+    return {true, link_.bytes_per_s(), link_.round_trip_s(), store_->Link().least_wait_s};
+  }
   std::string Name() const override { return store_->Name(); }
 
  private:
   absl::Status Refused();
+  // Asks a question, and how long it took.
+  template <typename Ask>
+  auto Timed(const Ask& ask);
   // Counts how a call went. Missing blobs, full stores and read-only ones are answers.
   void Judge(const absl::Status& status);
 
   std::unique_ptr<BlobStore> store_;
   const std::function<void(std::string_view)> on_notice_;
   CircuitBreaker breaker_;
+  LinkMeter link_;
   std::atomic<int64_t> errors_{0}, late_{0}, skipped_{0};
   std::atomic<bool> last_failed_{false}, refusal_told_{false};
 };

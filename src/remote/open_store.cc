@@ -8,12 +8,21 @@
 #include "remote/guarded_store.h"
 #include "remote/redis_store.h"
 #include "remote/s3_store.h"
+#include "remote/squeezed_store.h"
 #include "remote/store_url.h"
 #include "remote/tiered_store.h"
 #include "storage/file_blob_store.h"
 
 namespace vericache {
 namespace {
+
+absl::StatusOr<SqueezedStore::OnPut> SqueezeOf(const StoreUrl& url) {
+  const std::string text = url.Param("squeeze");
+  if (text.empty()) return SqueezedStore::OnPut::kAsItIs;
+  if (text == "zstd") return SqueezedStore::OnPut::kSqueeze;
+  return absl::InvalidArgumentError(
+      StrCat(url.Redacted(), ": squeeze= knows zstd, or is left out"));
+}
 
 absl::StatusOr<std::unique_ptr<BlobStore>> OpenRemote(const StoreUrl& url,
                                                       const StoreOptions& options) {
@@ -48,7 +57,9 @@ absl::StatusOr<std::unique_ptr<BlobStore>> OpenStore(std::string_view text,
       tiers.push_back(std::move(folder));
       continue;
     }
+    VC_ASSIGN_OR_RETURN(const SqueezedStore::OnPut on_put, SqueezeOf(url));
     VC_ASSIGN_OR_RETURN(std::unique_ptr<BlobStore> remote, OpenRemote(url, options));
+    remote = std::make_unique<SqueezedStore>(std::move(remote), on_put);
     tiers.push_back(std::make_unique<GuardedStore>(std::move(remote), options.on_notice));
   }
   if (tiers.size() == 1) return std::move(tiers[0]);
@@ -60,6 +71,7 @@ absl::StatusOr<std::unique_ptr<BlobStore>> OpenStore(std::string_view text,
 absl::Status CheckStores(std::string_view text) {
   VC_ASSIGN_OR_RETURN(const std::vector<StoreUrl> urls, ParseStoreList(text));
   for (const StoreUrl& url : urls) {
+    VC_RETURN_IF_ERROR(SqueezeOf(url).status());
     if (url.scheme == "s3") VC_RETURN_IF_ERROR(S3OptionsOf(url, nullptr).status());
     if (url.scheme.starts_with("redis")) VC_RETURN_IF_ERROR(RedisOptionsOf(url).status());
   }

@@ -1,6 +1,7 @@
 #include "remote/redis_store.h"
 
 #include <algorithm>
+#include <deque>
 #include <map>
 #include <optional>
 #include <utility>
@@ -33,7 +34,8 @@ bool ParseOr(const StoreUrl& url, const std::string& name, int64_t min, int64_t 
 
 absl::StatusOr<RedisOptions> RedisOptionsOf(const StoreUrl& url) {
   VC_RETURN_IF_ERROR(CheckParams(url, {"prefix", "db", "timeout_ms", "wait_ms", "ca_file",
-                                       "tls_verify", "tls_name", "protocol", "piece_bytes"}));
+                                       "tls_verify", "tls_name", "protocol", "piece_bytes",
+                                       "squeeze"}));
   const auto bad = [&](std::string_view what) {
     return absl::InvalidArgumentError(StrCat(url.Redacted(), ": ", what));
   };
@@ -88,13 +90,24 @@ struct RedisStore::Reading {
   RespReply redirection;
   absl::Status error;
   bool damaged = false;
+  uint32_t pieces_read = 0;
+  bool whole = true;  // no piece was missing so far
 
   // `size` bytes of a value at P{HEX} follow.
   absl::Status TakeMain(const BlobKey& key, uint64_t size, RespReader* in);
   // The answer to GET P{HEX}.
   absl::Status ReadMain(const BlobKey& key, const NetAddress& from, RespReader* in);
   // Asks for the pieces and reads them.
-  absl::Status ReadPieces(const std::string& main, RedisConnection* connection);
+  absl::Status ReadPieces(const std::string& main, RedisConnection* connection) {
+    const std::pair<Reading*, std::string> one(this, main);
+    return ReadPiecesOf({&one, 1}, connection);
+  }
+  // The same for several blobs in a row, without a pause between them. After an error: those that
+  // are kDone or kMissing hold.
+  static absl::Status ReadPiecesOf(absl::Span<const std::pair<Reading*, std::string>> blobs,
+                                   RedisConnection* connection);
+  // The answer to GET of the next piece.
+  absl::Status ReadPiece(RespReader* in);
   // The connection is of no more use.
   void Broken(absl::Status status, bool pooled) {
     if (state == State::kMissing || state == State::kDone || state == State::kAgain) return;
@@ -138,34 +151,52 @@ absl::Status RedisStore::Reading::ReadMain(const BlobKey& key, const NetAddress&
   return absl::OkStatus();
 }
 
-absl::Status RedisStore::Reading::ReadPieces(const std::string& main, RedisConnection* connection) {
-  uint32_t sent = 0, read = 0;
-  bool whole = true;
-  while (read < head.num_pieces) {
-    std::string commands;
-    for (; sent < head.num_pieces && sent - read < kPiecesAtOnce && whole; ++sent)
-      commands += RespCommand({"GET", RedisPieceKey(main, head.generation, sent)});
-    if (!commands.empty()) VC_RETURN_IF_ERROR(connection->Send({commands}));
-    if (read == sent) break;  // one was missing, and everything asked for has been read
-    RespReply other;
-    VC_ASSIGN_OR_RETURN(const int64_t size, connection->replies().BeginBulk(&other));
-    const uint64_t wanted = head.BytesOfPiece(read);
-    if (size >= 0 && static_cast<uint64_t>(size) == wanted) {
-      VC_RETURN_IF_ERROR(
-          connection->replies().Take(payload.data() + uint64_t{read} * head.piece_bytes, wanted));
-      VC_RETURN_IF_ERROR(connection->replies().EndBulk());
-    } else {
-      whole = false;
-      damaged |= size >= 0;
-      if (size >= 0) {
-        VC_RETURN_IF_ERROR(connection->replies().Skip(static_cast<uint64_t>(size)));
-        VC_RETURN_IF_ERROR(connection->replies().EndBulk());
-      }
+absl::Status RedisStore::Reading::ReadPiece(RespReader* in) {
+  RespReply other;
+  VC_ASSIGN_OR_RETURN(const int64_t size, in->BeginBulk(&other));
+  const uint64_t wanted = head.BytesOfPiece(pieces_read);
+  if (size >= 0 && static_cast<uint64_t>(size) == wanted) {
+    VC_RETURN_IF_ERROR(in->Take(payload.data() + uint64_t{pieces_read} * head.piece_bytes, wanted));
+    VC_RETURN_IF_ERROR(in->EndBulk());
+  } else {
+    whole = false;
+    damaged |= size >= 0;
+    if (size >= 0) {
+      VC_RETURN_IF_ERROR(in->Skip(static_cast<uint64_t>(size)));
+      VC_RETURN_IF_ERROR(in->EndBulk());
     }
-    ++read;
   }
-  state = whole ? State::kDone : State::kMissing;
+  ++pieces_read;
   return absl::OkStatus();
+}
+
+absl::Status RedisStore::Reading::ReadPiecesOf(
+    absl::Span<const std::pair<Reading*, std::string>> blobs, RedisConnection* connection) {
+  std::deque<Reading*> asked;  // one entry a piece
+  size_t next = 0;             // blob to ask for a piece of,
+  uint32_t sent = 0;           // and how many it was asked for
+  for (;;) {
+    std::string commands;
+    while (asked.size() < kPiecesAtOnce && next < blobs.size()) {
+      const auto& [reading, main] = blobs[next];
+      if (!reading->whole || sent == reading->head.num_pieces) {
+        ++next;
+        sent = 0;
+        continue;
+      }
+      commands += RespCommand({"GET", RedisPieceKey(main, reading->head.generation, sent++)});
+      asked.push_back(reading);
+    }
+    if (!commands.empty()) VC_RETURN_IF_ERROR(connection->Send({commands}));
+    if (asked.empty()) return absl::OkStatus();
+    Reading* reading = asked.front();
+    asked.pop_front();
+    VC_RETURN_IF_ERROR(reading->ReadPiece(&connection->replies()));
+    // One that lacks a piece is over when what was asked for has been read.
+    if (!reading->whole) reading->state = State::kMissing;
+    if (reading->whole && reading->pieces_read == reading->head.num_pieces)
+      reading->state = State::kDone;
+  }
 }
 
 RedisStore::RedisStore(const RedisOptions& options)
@@ -234,9 +265,19 @@ void RedisStore::ReadWindow(absl::Span<const BlobKey> keys, Deadline deadline,
       return (*readings)[i].ReadMain(keys[i], c->address(), &c->replies());
     });
   }
-  for (size_t i = 0; i < keys.size(); ++i)
-    if ((*readings)[i].state == Reading::State::kPieces)
-      run(i, [&](RedisConnection* c) { return (*readings)[i].ReadPieces(MainKey(keys[i]), c); });
+  for (auto& [node, lease] : leases) {
+    std::vector<std::pair<Reading*, std::string>> blobs;
+    for (size_t i = 0; i < keys.size(); ++i)
+      if (of_key[i] == &lease && (*readings)[i].state == Reading::State::kPieces)
+        blobs.emplace_back(&(*readings)[i], MainKey(keys[i]));
+    if (blobs.empty()) continue;
+    const absl::Status status = lease->broken()
+                                    ? absl::UnavailableError(StrCat(node.Text(), ": broken off"))
+                                    : Reading::ReadPiecesOf(blobs, lease.get());
+    if (status.ok()) continue;
+    lease->Break();
+    for (const auto& [reading, main] : blobs) reading->Broken(status, lease.pooled());
+  }
 }
 
 absl::StatusOr<BlobBytes> RedisStore::ReadOne(const BlobKey& key, Deadline deadline) {
@@ -343,7 +384,8 @@ absl::StatusOr<RespReply> RedisStore::CallKey(const std::vector<std::string_view
   return absl::UnavailableError(StrCat(name_, ": redirected in a circle"));
 }
 
-absl::StatusOr<int64_t> RedisStore::CountWindow(absl::Span<const BlobKey> keys, Deadline limit) {
+absl::StatusOr<size_t> RedisStore::CountWindow(absl::Span<const BlobKey> keys, Until until,
+                                               Deadline limit) {
   std::map<NetAddress, Lease> leases;
   std::map<NetAddress, std::string> commands;
   std::vector<NetAddress> node_of(keys.size());
@@ -360,8 +402,8 @@ absl::StatusOr<int64_t> RedisStore::CountWindow(absl::Span<const BlobKey> keys, 
     (void)(*lease)->Send({text});  // a failure is seen when the answers are read
     leases.emplace(node, *std::move(lease));
   }
-  int64_t count = 0;
-  bool all = true;
+  size_t count = 0;
+  bool goes_on = true;
   // All answers are read, wanted or not, so that the connections can be used again.
   for (size_t i = 0; i < keys.size() && status.ok(); ++i) {
     Lease& lease = leases.at(node_of[i]);
@@ -369,14 +411,14 @@ absl::StatusOr<int64_t> RedisStore::CountWindow(absl::Span<const BlobKey> keys, 
     if (!lease->broken()) reply = lease->replies().Read();
     if (!reply.ok()) lease->Break();
     const bool stale = !reply.ok() && absl::IsUnavailable(reply.status()) && lease.pooled();
-    if (!all) continue;
+    if (!goes_on) continue;
     if (stale || (reply.ok() && IsRedirection(*reply)))
       reply = CallKey({"EXISTS", MainKey(keys[i])}, limit);
     status = reply.status();
     if (status.ok() && reply->kind != RespReply::Kind::kInteger)
       status = StatusOfReply(node_of[i], *reply, ReplyText::kShown);
-    all = status.ok() && reply->integer > 0;
-    count += all;
+    goes_on = status.ok() && (reply->integer > 0) == (until == Until::kMissing);
+    count += goes_on;
   }
   for (auto& [node, lease] : leases)
     if (!status.ok()) lease->Break();
@@ -384,17 +426,27 @@ absl::StatusOr<int64_t> RedisStore::CountWindow(absl::Span<const BlobKey> keys, 
   return count;
 }
 
-absl::StatusOr<int64_t> RedisStore::CountPresent(absl::Span<const BlobKey> keys,
-                                                 Deadline deadline) {
+absl::StatusOr<size_t> RedisStore::CountUntil(absl::Span<const BlobKey> keys, Until until,
+                                              Deadline deadline) {
   const Deadline limit = Limit(deadline);
-  int64_t count = 0;
+  size_t count = 0;
   for (size_t begin = 0; begin < keys.size(); begin += kKeysAtOnce) {
     const auto window = keys.subspan(begin, std::min(kKeysAtOnce, keys.size() - begin));
-    VC_ASSIGN_OR_RETURN(const int64_t more, CountWindow(window, limit));
+    VC_ASSIGN_OR_RETURN(const size_t more, CountWindow(window, until, limit));
     count += more;
-    if (more < static_cast<int64_t>(window.size())) break;
+    if (more < window.size()) break;
   }
   return count;
+}
+
+absl::StatusOr<int64_t> RedisStore::CountPresent(absl::Span<const BlobKey> keys,
+                                                 Deadline deadline) {
+  VC_ASSIGN_OR_RETURN(const size_t count, CountUntil(keys, Until::kMissing, deadline));
+  return static_cast<int64_t>(count);
+}
+
+absl::StatusOr<size_t> RedisStore::FindFirst(absl::Span<const BlobKey> keys, Deadline deadline) {
+  return CountUntil(keys, Until::kPresent, deadline);
 }
 
 }  // namespace vericache

@@ -52,11 +52,15 @@ class RedisStore : public BlobStore {
   absl::StatusOr<BlobBytes> Get(const BlobKey& key, Deadline deadline) override;
   void GetMany(absl::Span<const BlobKey> keys, Deadline deadline, const Sink& sink) override;
   absl::StatusOr<int64_t> CountPresent(absl::Span<const BlobKey> keys, Deadline deadline) override;
+  absl::StatusOr<size_t> FindFirst(absl::Span<const BlobKey> keys, Deadline deadline) override;
   absl::Status Remove(const BlobKey& key) override;
   void Touch(absl::Span<const BlobKey> keys) override;
   absl::Status List(std::string_view hex_prefix,
                     const std::function<bool(const BlobInfo&)>& visit) override;
   BlobStoreStats Stats() override { return counts_.Stats(); }
+  StoreLink Link() override {
+    return {true, 0, 0, std::chrono::duration<double>(options_.least_wait).count()};
+  }
   std::string Name() const override { return name_; }
 
  private:
@@ -69,7 +73,10 @@ class RedisStore : public BlobStore {
   void ReadWindow(absl::Span<const BlobKey> keys, Deadline deadline,
                   std::vector<Reading>* readings);
   absl::StatusOr<BlobBytes> ReadOne(const BlobKey& key, Deadline deadline);
-  absl::StatusOr<int64_t> CountWindow(absl::Span<const BlobKey> keys, Deadline limit);
+  // How many of `keys` come before the first one that is there, or is not, as `until` says.
+  enum class Until { kMissing, kPresent };
+  absl::StatusOr<size_t> CountWindow(absl::Span<const BlobKey> keys, Until until, Deadline limit);
+  absl::StatusOr<size_t> CountUntil(absl::Span<const BlobKey> keys, Until until, Deadline deadline);
   absl::StatusOr<BlobBytes> Finished(const BlobKey& key, Reading reading);
   absl::StatusOr<RedisNodes::Lease> ConnectFor(const std::string& main, Deadline deadline,
                                                RedisNodes::From from);

@@ -151,7 +151,7 @@ class Flaky : public MemoryBlobStore {
  public:
   using BlobStore::Get;
   absl::Status error;
-  int gets = 0, puts = 0;
+  std::atomic<int> gets{0}, puts{0};  // also by the thread that writes back
   absl::Status Put(const BlobKey& key, absl::Span<const std::string_view> parts) override {
     ++puts;
     return error.ok() ? MemoryBlobStore::Put(key, parts) : error;

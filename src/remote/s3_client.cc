@@ -74,7 +74,7 @@ absl::Status ParsePlace(const StoreUrl& url, S3Options* o) {
 absl::StatusOr<S3Options> S3OptionsOf(const StoreUrl& url, Environment environment) {
   VC_RETURN_IF_ERROR(
       CheckParams(url, {"endpoint", "region", "style", "ca_file", "tls_verify", "anonymous",
-                        "timeout_ms", "wait_ms", "range_bytes", "part_bytes"}));
+                        "timeout_ms", "wait_ms", "range_bytes", "part_bytes", "squeeze"}));
   if (!url.user.empty() || !url.password.empty() || url.port != 0)
     return absl::InvalidArgumentError(
         "an s3:// URL holds a bucket only; credentials come from the environment or "
@@ -88,6 +88,7 @@ absl::StatusOr<S3Options> S3OptionsOf(const StoreUrl& url, Environment environme
       return absl::InvalidArgumentError(StrCat(url.Redacted(), ": ", name, " is neither 0 nor 1"));
   }
   o.http.ca_file = url.Param("ca_file");
+  if (o.http.ca_file.empty() && o.environment) o.http.ca_file = o.environment("AWS_CA_BUNDLE");
   o.http.tls_verify = url.Param("tls_verify", "1") == "1";
   o.is_anonymous = url.Param("anonymous", "0") == "1";
   uint64_t timeout_ms = static_cast<uint64_t>(o.timeout.count());
@@ -170,6 +171,9 @@ void S3Client::Run(absl::Span<HttpCall* const> calls, Deadline deadline, const P
 absl::Status S3Client::StatusOf(const HttpCall& call) const {
   if (call.ok()) return absl::OkStatus();
   if (call.late) return absl::DeadlineExceededError(StrCat(name_, ": no answer in time"));
+  if (call.untrusted)
+    return absl::PermissionDeniedError(
+        StrCat(name_, ": ", call.error, ": set ca_file= or AWS_CA_BUNDLE, or correct the host"));
   if (call.status == 0 || (call.status >= 200 && call.status < 300))
     return absl::UnavailableError(StrCat(name_, ": ", call.error));
   if (call.status == 403 && !call.error.empty())

@@ -16,7 +16,6 @@ namespace {
 constexpr size_t kMaxTextBytes = size_t{8} << 20;  // a page of a listing has 1,000 short keys
 constexpr size_t kMaxErrorBytes = 64 << 10;
 constexpr size_t kMaxHeaderBytes = 64 << 10;
-constexpr size_t kMaxIdleWorkers = 4;
 constexpr long kPatienceMs = 600000;
 
 // What libcurl's callbacks need.
@@ -156,9 +155,10 @@ void Finish(CURLcode code, Transfer* t) {
   call->status = StatusOf(t->curl);
   call->complete = code == CURLE_OK;
   call->late = code == CURLE_OPERATION_TIMEDOUT;
+  call->untrusted = code == CURLE_PEER_FAILED_VERIFICATION || code == CURLE_SSL_CACERT_BADFILE;
   call->connected = code != CURLE_COULDNT_CONNECT && code != CURLE_COULDNT_RESOLVE_HOST &&
                     code != CURLE_COULDNT_RESOLVE_PROXY && code != CURLE_SSL_CONNECT_ERROR &&
-                    code != CURLE_PEER_FAILED_VERIFICATION && code != CURLE_SSL_CACERT_BADFILE;
+                    !call->untrusted;
   if (code != CURLE_OK) call->error = t->error[0] != '\0' ? t->error : curl_easy_strerror(code);
   // An answer without a body has a head all the same.
   if (call->ok() && !t->head_told && call->on_head && !call->on_head(*call)) call->stopped = true;
@@ -196,7 +196,7 @@ std::unique_ptr<S3Http::Worker> S3Http::Take() {
 
 void S3Http::GiveBack(std::unique_ptr<Worker> worker) {
   const std::lock_guard lock(mutex_);
-  if (idle_.size() < kMaxIdleWorkers) idle_.push_back(std::move(worker));
+  if (idle_.size() < settings_.idle_max) idle_.push_back(std::move(worker));
 }
 
 void S3Http::Run(absl::Span<HttpCall* const> calls, const AwsCredentials* credentials,
@@ -215,7 +215,7 @@ void S3Http::Run(absl::Span<HttpCall* const> calls, const AwsCredentials* creden
     curl_multi_add_handle(worker->multi, transfers[i].curl);
   }
   int running = 1;
-  while (running > 0) {
+  while (running > 0 && !interrupted_) {
     if (curl_multi_perform(worker->multi, &running) != CURLM_OK) break;
     if (running > 0) curl_multi_poll(worker->multi, nullptr, 0, 200, nullptr);
   }
@@ -245,7 +245,7 @@ void HttpCall::Reset() {
   answer.clear();
   text.clear();
   error.clear();
-  complete = stopped = connected = late = false;
+  complete = stopped = connected = late = untrusted = false;
 }
 
 std::string HttpCall::Code() const {

@@ -7,6 +7,7 @@
 // body's hash is UNSIGNED-PAYLOAD.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -42,6 +43,7 @@ struct HttpCall {
   bool stopped = false;                       // by on_head or on_body
   bool connected = false;                     // something was sent
   bool late = false;                          // the deadline came first
+  bool untrusted = false;                     // nobody vouches for the server's certificate
   std::string error;                          // why it is not complete; without secrets
 
   bool ok() const { return complete && status >= 200 && status < 300; }
@@ -56,6 +58,7 @@ struct HttpSettings {
   std::string ca_file;
   bool tls_verify = true;
   int connect_timeout_ms = 3000;
+  size_t idle_max = 4;  // that keep their connections between calls of Run()
 };
 
 class S3Http {
@@ -66,6 +69,8 @@ class S3Http {
   // Each is tried once. credentials: null where none is signed.
   // THREADS: safe.
   void Run(absl::Span<HttpCall* const> calls, const AwsCredentials* credentials, Deadline deadline);
+  // Ends what runs, as if no answer had come, and whatever is called from now on.
+  void Interrupt() { interrupted_ = true; }
 
  private:
   struct Worker;
@@ -73,6 +78,7 @@ class S3Http {
   void GiveBack(std::unique_ptr<Worker> worker);
 
   const HttpSettings settings_;
+  std::atomic<bool> interrupted_{false};
   std::mutex mutex_;
   std::vector<std::unique_ptr<Worker>> idle_;  // guarded by mutex_; they keep connections
 };

@@ -84,9 +84,10 @@ absl::StatusOr<BlobBytes> S3Store::Get(const BlobKey& key, Deadline deadline) {
   return result;
 }
 
-absl::StatusOr<int64_t> S3Store::CountPresent(absl::Span<const BlobKey> keys, Deadline deadline) {
+absl::StatusOr<size_t> S3Store::CountUntil(absl::Span<const BlobKey> keys, Until until,
+                                           Deadline deadline) {
   const Deadline limit = Limit(deadline);
-  int64_t count = 0;
+  size_t count = 0;
   for (size_t first = 0; first < keys.size(); first += 2 * kRequestsAtOnce) {
     const auto window = keys.subspan(first, 2 * kRequestsAtOnce);
     std::vector<HttpCall> calls(window.size());
@@ -104,12 +105,24 @@ absl::StatusOr<int64_t> S3Store::CountPresent(absl::Span<const BlobKey> keys, De
       // A server that knows no ranges sends all of it; its head is enough.
       const bool is_there = call.stopped && call.status == 200;
       const absl::Status status = is_there ? absl::OkStatus() : client_.StatusOf(call);
-      if (absl::IsNotFound(status) || call.status == 416) return count;  // 416: of no bytes
-      VC_RETURN_IF_ERROR(status);
+      const bool missing = absl::IsNotFound(status) || call.status == 416;  // 416: of no bytes
+      if (!missing) {
+        VC_RETURN_IF_ERROR(status);
+      }
+      if (missing == (until == Until::kMissing)) return count;
       ++count;
     }
   }
   return count;
+}
+
+absl::StatusOr<int64_t> S3Store::CountPresent(absl::Span<const BlobKey> keys, Deadline deadline) {
+  VC_ASSIGN_OR_RETURN(const size_t count, CountUntil(keys, Until::kMissing, deadline));
+  return static_cast<int64_t>(count);
+}
+
+absl::StatusOr<size_t> S3Store::FindFirst(absl::Span<const BlobKey> keys, Deadline deadline) {
+  return CountUntil(keys, Until::kPresent, deadline);
 }
 
 absl::Status S3Store::PutWhole(const std::string& key, absl::Span<const std::string_view> parts) {

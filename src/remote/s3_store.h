@@ -28,11 +28,15 @@ class S3Store : public BlobStore {
   absl::StatusOr<BlobBytes> Get(const BlobKey& key, Deadline deadline) override;
   void GetMany(absl::Span<const BlobKey> keys, Deadline deadline, const Sink& sink) override;
   absl::StatusOr<int64_t> CountPresent(absl::Span<const BlobKey> keys, Deadline deadline) override;
+  absl::StatusOr<size_t> FindFirst(absl::Span<const BlobKey> keys, Deadline deadline) override;
   absl::Status Remove(const BlobKey& key) override;
   void Touch(absl::Span<const BlobKey> keys) override {}  // S3 keeps no time of use
   absl::Status List(std::string_view hex_prefix,
                     const std::function<bool(const BlobInfo&)>& visit) override;
   BlobStoreStats Stats() override { return counts_.Stats(); }
+  StoreLink Link() override {
+    return {true, 0, 0, std::chrono::duration<double>(client_.options().least_wait).count()};
+  }
   std::string Name() const override { return client_.name(); }
 
  private:
@@ -42,6 +46,9 @@ class S3Store : public BlobStore {
     return std::min(std::max(deadline, now + o.least_wait), now + o.timeout);
   }
   std::string KeyText(const BlobKey& key) const { return client_.options().prefix + HexOf(key); }
+  // How many of `keys` come before the first one that is there, or is not, as `until` says.
+  enum class Until { kMissing, kPresent };
+  absl::StatusOr<size_t> CountUntil(absl::Span<const BlobKey> keys, Until until, Deadline deadline);
   absl::Status PutWhole(const std::string& key, absl::Span<const std::string_view> parts);
   absl::Status PutInParts(const std::string& key, absl::Span<const std::string_view> parts,
                           uint64_t num_bytes);

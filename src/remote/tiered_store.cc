@@ -1,5 +1,6 @@
 #include "remote/tiered_store.h"
 
+#include <algorithm>
 #include <set>
 #include <utility>
 
@@ -134,6 +135,20 @@ absl::StatusOr<int64_t> TieredStore::CountPresent(absl::Span<const BlobKey> keys
   return count;
 }
 
+// A nearer tier's find leaves only what comes before it to be asked of the others.
+absl::StatusOr<size_t> TieredStore::FindFirst(absl::Span<const BlobKey> keys, Deadline deadline) {
+  size_t first = keys.size();
+  absl::Status error;
+  for (size_t i = 0; i < tiers_.size() && first > 0; ++i) {
+    const absl::StatusOr<size_t> of_tier =
+        tiers_[i]->FindFirst(keys.first(first), ShareOf(deadline, i + 1 == tiers_.size()));
+    if (!of_tier.ok()) error = of_tier.status();
+    first = of_tier.value_or(first);
+  }
+  if (first == keys.size() && !error.ok()) return error;
+  return first;
+}
+
 bool TieredStore::ContainsEverywhere(const BlobKey& key) {
   for (const auto& tier : tiers_)
     if (!tier->Contains(key)) return false;
@@ -178,6 +193,19 @@ BlobStoreStats TieredStore::Stats() {
   BlobStoreStats sum;
   for (const auto& tier : tiers_) sum.Add(tier->Stats());
   return sum;
+}
+
+StoreLink TieredStore::Link() {
+  StoreLink all;
+  for (const auto& tier : tiers_) {
+    const StoreLink link = tier->Link();
+    all.is_remote |= link.is_remote;
+    if (link.bytes_per_s > 0 && (all.bytes_per_s == 0 || link.bytes_per_s < all.bytes_per_s))
+      all.bytes_per_s = link.bytes_per_s;
+    all.round_trip_s = std::max(all.round_trip_s, link.round_trip_s);
+    all.least_wait_s = std::max(all.least_wait_s, link.least_wait_s);
+  }
+  return all;
 }
 
 std::string TieredStore::Name() const {

@@ -38,6 +38,7 @@ class TieredStore : public BlobStore {
   absl::StatusOr<BlobBytes> Get(const BlobKey& key, Deadline deadline) override;
   void GetMany(absl::Span<const BlobKey> keys, Deadline deadline, const Sink& sink) override;
   absl::StatusOr<int64_t> CountPresent(absl::Span<const BlobKey> keys, Deadline deadline) override;
+  absl::StatusOr<size_t> FindFirst(absl::Span<const BlobKey> keys, Deadline deadline) override;
   bool ContainsEverywhere(const BlobKey& key) override;
   absl::Status Remove(const BlobKey& key) override;
   void Touch(absl::Span<const BlobKey> keys) override;
@@ -45,6 +46,7 @@ class TieredStore : public BlobStore {
   absl::Status List(std::string_view hex_prefix,
                     const std::function<bool(const BlobInfo&)>& visit) override;
   BlobStoreStats Stats() override;
+  StoreLink Link() override;
   std::vector<NamedStoreStats> TierStats() override;
   std::string Name() const override;
 

@@ -14,6 +14,7 @@ enum class Phase : uint8_t {
   kStart,     // a round is to be chosen
   kDrafting,  // draft rows are being added
   kReady,     // the draft is complete; waiting for its slot
+  kParked,    // remote: its prompt is computed; a question is to come, or has come
 };
 
 struct RequestEntry {
@@ -39,6 +40,7 @@ struct RequestEntry {
   int64_t hot_grant_bytes = 0;
   int num_retries = 0;
   double last_emit_s = 0;
+  double burst_s = 0;  // the next token is due so long after the last; 0: no cap
 
   int round_len = 0;  // draft tokens this round is charged for
   int max_slot = 0;   // latest slot of its verification: the charge and the burst cap
@@ -46,8 +48,17 @@ struct RequestEntry {
   int64_t num_draft_steps = 0, num_draft_tokens = 0;  // two-level modes: tokens a step
   int prefill_rows = 0;                               // of the chunk that holds a reservation
 
+  // Remote requests.
+  bool prompt_done = false;
+  int question_len = -1;  // drafted tokens of the question that is asked; < 0: none is
+  double parked_s = 0;    // since when none is
+  double added_s = 0;     // virtual arrival of the request itself; a question moves the other
+
   bool admitted() const { return phase != Phase::kWaiting; }
-  bool decoding() const { return admitted() && phase != Phase::kPrefill; }
+  bool asked() const { return question_len >= 0; }
+  // Nothing is to be done for it until a question comes.
+  bool idle() const { return info.remote && prompt_done && !asked(); }
+  bool decoding() const { return admitted() && phase != Phase::kPrefill && !idle(); }
   int64_t num_tokens() const { return info.prompt_tokens + num_emitted; }
   // Rows that must be there before decoding: the last emitted token has no K/V yet, but before the
   // first one the prompt's last row gives its logits.

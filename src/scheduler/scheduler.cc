@@ -43,6 +43,7 @@ absl::Status Scheduler::Impl::CheckInfo(const RequestInfo& info) const {
   const bool sizes_good = InRange(info.prompt_tokens, 1, kMaxTokens) &&
                           InRange(info.cached_tokens, 0, info.prompt_tokens - 1) &&
                           InRange(info.max_tokens, 1, kMaxTokens) &&
+                          InRange(info.emitted_tokens, 0, info.max_tokens - 1) &&
                           InRange(info.cached_hot_bytes, 0, kMaxFixedBytes) &&
                           InRange(info.full_bytes_per_token, 0, kMaxBytesPerToken) &&
                           InRange(info.draft_bytes_per_token, 0, kMaxBytesPerToken) &&
@@ -61,7 +62,8 @@ absl::Status Scheduler::Impl::CheckInfo(const RequestInfo& info) const {
                             info.modes < (1u << kNumDraftModes);
   if (!options_good) {
     return absl::InvalidArgumentError(
-        absl::StrCat("request ", info.id, ": draft length, priority, burst or modes out of range"));
+        absl::StrCat("request ", info.id,
+                     ": draft length, priority, burst, modes or emitted tokens out of range"));
   }
   return absl::OkStatus();
 }
@@ -102,8 +104,9 @@ absl::Status Scheduler::Impl::Add(const RequestInfo& info, double now_s) {
   std::unique_ptr<RequestEntry> entry = MakeEntry(info);
   if (absl::Status status = CheckFits(*entry); !status.ok()) return status;
   entry->serial = next_serial_++;
-  entry->virtual_arrival_s = now_s - info.priority * limits_.aging_s;
+  entry->virtual_arrival_s = entry->added_s = now_s - info.priority * limits_.aging_s;
   entry->computed_rows = info.cached_tokens;
+  entry->num_emitted = info.emitted_tokens;
   entry->hot_bytes = info.cached_hot_bytes;
   entries_.emplace(info.id, std::move(entry));
   return absl::OkStatus();
@@ -134,11 +137,30 @@ absl::Status Scheduler::Impl::Cancel(RequestId id) {
   return absl::OkStatus();
 }
 
+absl::Status Scheduler::Impl::Ask(RequestId id, int draft_len, double now_s) {
+  const auto found = entries_.find(id);
+  if (found == entries_.end())
+    return absl::NotFoundError(absl::StrCat("request ", id, " is unknown or has ended"));
+  RequestEntry* entry = found->second.get();
+  if (!entry->idle())
+    return absl::FailedPreconditionError(
+        absl::StrCat("request ", id, " is not waiting for a question"));
+  if (draft_len < 0 || draft_len > MaxQuestion() || draft_len >= entry->tokens_left())
+    return absl::InvalidArgumentError(absl::StrCat("request ", id, " was asked for ", draft_len,
+                                                   " drafted tokens: ", entry->tokens_left(),
+                                                   " are left, a pass takes ", MaxQuestion()));
+  entry->question_len = draft_len;
+  entry->virtual_arrival_s = now_s - entry->info.priority * limits_.aging_s;
+  return absl::OkStatus();
+}
+
 std::vector<RequestEntry*> Scheduler::Impl::InOrder() {
   std::vector<RequestEntry*> order;
   order.reserve(entries_.size());
   for (auto& [id, entry] : entries_) order.push_back(entry.get());
   std::sort(order.begin(), order.end(), [](const RequestEntry* a, const RequestEntry* b) {
+    if (a->idle() != b->idle()) return b->idle();
+    if (a->idle() && a->parked_s != b->parked_s) return a->parked_s > b->parked_s;
     if (a->virtual_arrival_s != b->virtual_arrival_s) {
       return a->virtual_arrival_s < b->virtual_arrival_s;
     }
@@ -163,7 +185,7 @@ StepPlan Scheduler::Impl::Schedule(double now_s) {
   PlanWork(&plan);
   // All wait for a later slot and nobody would use the time until then: go there at once.
   const bool any = std::any_of(order_.begin(), order_.end(),
-                               [](const RequestEntry* entry) { return entry->admitted(); });
+                               [](const RequestEntry* e) { return e->admitted() && !e->idle(); });
   for (int i = 0; any && plan.work.empty() && i < StaggerRings::kSlots; ++i) {
     rings_.Advance();
     PlanWork(&plan);
@@ -181,6 +203,7 @@ SchedulerUsage Scheduler::Impl::usage() const {
   usage.staging_bytes = rings_.StagingHeldNow();
   for (const auto& [id, entry] : entries_) {
     ++(entry->admitted() ? usage.num_running : usage.num_waiting);
+    usage.num_idle += entry->idle();
   }
   return usage;
 }
@@ -202,6 +225,10 @@ bool Scheduler::DraftKvFits(const RequestInfo& info, int together) const {
   return impl_->DraftKvFits(info, together);
 }
 absl::Status Scheduler::Cancel(RequestId id) { return impl_->Cancel(id); }
+absl::Status Scheduler::Ask(RequestId id, int draft_len, double now_s) {
+  return impl_->Ask(id, draft_len, now_s);
+}
+int Scheduler::MaxQuestion() const { return impl_->MaxQuestion(); }
 StepPlan Scheduler::Schedule(double now_s) { return impl_->Schedule(now_s); }
 absl::Status Scheduler::Report(const StepReport& report) { return impl_->Report(report); }
 SchedulerUsage Scheduler::usage() const { return impl_->usage(); }

@@ -1,6 +1,6 @@
 // START HERE for scheduling: decides what each forward pass does. Plain data in, plain data out.
 //
-//   loop:  Add / Cancel;  plan = Schedule(now);  execute;  Report(report)
+//   loop:  Add / Ask / Cancel;  plan = Schedule(now);  execute;  Report(report)
 //
 // One order serves all decisions: a request's *virtual arrival*, arrival - priority * aging_s. It
 // is linear aging (a level of priority is worth aging_s of waiting), and since all requests age
@@ -8,6 +8,8 @@
 // The first one is never preempted and always moves, so nobody starves and nothing livelocks.
 // A request ends exactly once: refused by Add, finished or failed by a report, failed by a plan
 // (too many retries), or cancelled. Deterministic: no clock, no random numbers, no hash order.
+// A remote request that nobody asks is behind all others, the one idle for longest last: its memory
+// is taken first, and it is admitted again with its next question.
 //
 // THREADS: none; one owner calls.
 #pragma once
@@ -34,6 +36,7 @@ struct SchedulerUsage {       // for invariants and metrics
   int64_t staging_bytes = 0;  // reserved of Limits::staging_bytes by fetches that have started
   int num_running = 0;
   int num_waiting = 0;  // preempted ones included
+  int num_idle = 0;     // of both: remote ones that nobody asks
 };
 
 class Scheduler {
@@ -57,6 +60,14 @@ class Scheduler {
   // Takes effect with the next plan, which lists it in `release` if it holds anything.
   // ERRORS: kNotFound: unknown or ended already.
   absl::Status Cancel(RequestId id);
+
+  // A question to a remote request: its next verification checks up to draft_len tokens. The
+  // request's virtual arrival is the question's from here on.
+  // ERRORS: kNotFound; kFailedPrecondition: not remote, its prompt is not done, or a question is
+  //         being answered; kInvalidArgument: draft_len is not in [0, MaxQuestion()], or as long as
+  //         what is left to emit.
+  absl::Status Ask(RequestId id, int draft_len, double now_s);
+  int MaxQuestion() const;
 
   // REQUIRES: the previous plan was reported, unless it was idle; now_s never decreases.
   StepPlan Schedule(double now_s);

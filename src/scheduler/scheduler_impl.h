@@ -4,6 +4,7 @@
 // learned).
 #pragma once
 
+#include <algorithm>
 #include <map>
 #include <memory>
 #include <string>
@@ -28,6 +29,10 @@ class Scheduler::Impl {
   absl::Status Add(const RequestInfo& info, double now_s);
   bool DraftKvFits(const RequestInfo& info, int together);
   absl::Status Cancel(RequestId id);
+  absl::Status Ask(RequestId id, int draft_len, double now_s);
+  int MaxQuestion() const {
+    return static_cast<int>(std::min<int64_t>(kMaxDraftLen, limits_.max_pass_rows - 1));
+  }
   StepPlan Schedule(double now_s);
   absl::Status Report(const StepReport& report);
   SchedulerUsage usage() const;
@@ -59,11 +64,13 @@ class Scheduler::Impl {
   int64_t SpillBytesHeld() const;
   void Admit(StepPlan* plan);
   bool TryAdmit(RequestEntry* entry, StepPlan* plan);
+  bool PreemptIdle(StepPlan* plan);
   void MakeSpillRoom(const RequestEntry& head, StepPlan* plan);
   void Preempt(RequestEntry* entry, StepPlan* plan);
   // The most draft tokens, at most `wanted`, this round's memory allows; preempts later requests
   // if not even a plain step fits. -1: the request itself had to be preempted.
   int FitRound(RequestEntry* entry, int wanted, StepPlan* plan);
+  std::vector<RequestEntry*> CacheOrder() const;
   void GrantCaches(StepPlan* plan);
 
   // --- scheduler_costs.cc
@@ -83,7 +90,10 @@ class Scheduler::Impl {
   // --- scheduler_rounds.cc
   void StartRounds(StepPlan* plan);
   void StartRound(RequestEntry* entry, StepPlan* plan);
-  int BurstLength(const RequestEntry& entry, const RoundCosts& costs) const;
+  void StartQuestion(RequestEntry* entry, StepPlan* plan);
+  void FitParked(StepPlan* plan);
+  static int VerifyLength(const RequestEntry& entry);  // drafted tokens that kReady is to check
+  int BurstLength(RequestEntry* entry, const RoundCosts& costs) const;
   bool BurstIsDue(const RequestEntry& entry) const;
   void PlaceAll();
   void PlaceRound(RequestEntry* entry);

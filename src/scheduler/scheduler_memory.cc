@@ -7,6 +7,13 @@
 #include "scheduler/scheduler_impl.h"
 
 namespace vericache {
+namespace {
+
+// A remote request's next question usually comes sooner.
+constexpr double kLongIdleSeconds = 5;
+
+}  // namespace
+
 int64_t Scheduler::Impl::ChargedBytes() const {
   int64_t sum = 0;
   for (const auto& [id, entry] : entries_) {
@@ -45,7 +52,7 @@ bool Scheduler::Impl::TryAdmit(RequestEntry* entry, StepPlan* plan) {
     if (entry->MaxFullBytes() > limits_.spill_bytes - SpillBytesHeld()) return false;
     entry->holds_spill = true;
   }
-  entry->phase = prefills ? Phase::kPrefill : Phase::kStart;
+  entry->phase = prefills ? Phase::kPrefill : entry->info.remote ? Phase::kParked : Phase::kStart;
   entry->round_len = 0;
   entry->last_emit_s = now_s_;
   plan->admit.push_back({entry->info.id, entry->draft_kv_fits, entry->was_preempted});
@@ -53,20 +60,34 @@ bool Scheduler::Impl::TryAdmit(RequestEntry* entry, StepPlan* plan) {
 }
 
 // Strictly in order: a smaller request behind a waiting one does not pass it, or the large one
-// might wait for ever.
+// might wait for ever. Who is idle gives way.
 void Scheduler::Impl::Admit(StepPlan* plan) {
   int num_running = usage().num_running;
   for (RequestEntry* entry : order_) {
-    if (entry->admitted()) continue;
-    if (num_running >= limits_.max_running) return;
-    if (!TryAdmit(entry, plan)) {
+    if (entry->admitted() || entry->idle()) continue;
+    while (num_running >= limits_.max_running || !TryAdmit(entry, plan)) {
+      if (PreemptIdle(plan)) {
+        --num_running;
+        continue;
+      }
       if (num_running > 0) return;
       // Nobody runs and the head does not fit: preempted requests behind it hold the disk.
       MakeSpillRoom(*entry, plan);
       if (!TryAdmit(entry, plan)) return;
+      break;
     }
     ++num_running;
   }
+}
+
+// The one that has been idle for longest.
+bool Scheduler::Impl::PreemptIdle(StepPlan* plan) {
+  for (auto it = order_.rbegin(); it != order_.rend() && (*it)->idle(); ++it) {
+    if (!(*it)->admitted()) continue;
+    Preempt(*it, plan);
+    return true;
+  }
+  return false;
 }
 
 void Scheduler::Impl::MakeSpillRoom(const RequestEntry& head, StepPlan* plan) {
@@ -137,9 +158,24 @@ int64_t Scheduler::Impl::HotGrant(const RequestEntry& entry, int64_t left) const
   return std::max(now, fit - slack) * block;
 }
 
+// Questions move requests about in the order, and blocks that go are written: so hot blocks go by
+// who came first, and who has been idle for long comes last.
+std::vector<RequestEntry*> Scheduler::Impl::CacheOrder() const {
+  std::vector<RequestEntry*> order = order_;
+  const auto forgotten = [this](const RequestEntry* e) {
+    return e->idle() && now_s_ - e->parked_s > kLongIdleSeconds;
+  };
+  std::stable_sort(order.begin(), order.end(), [&](const RequestEntry* a, const RequestEntry* b) {
+    if (forgotten(a) != forgotten(b)) return forgotten(b);
+    if (forgotten(a)) return a->parked_s > b->parked_s;
+    return a->added_s < b->added_s;
+  });
+  return order;
+}
+
 void Scheduler::Impl::GrantCaches(StepPlan* plan) {
   int64_t left = capacity() - ChargedBytes();
-  for (RequestEntry* entry : order_) {
+  for (RequestEntry* entry : CacheOrder()) {
     if (!entry->admitted() || !entry->spillable) continue;
     const int64_t grant = HotGrant(*entry, left);
     left -= grant;

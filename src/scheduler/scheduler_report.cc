@@ -28,11 +28,12 @@ absl::Status Scheduler::Impl::CheckResult(const PlannedWork& planned,
                                           const WorkResult& result) const {
   const Work& work = planned.work;
   const bool verify = work.kind == WorkKind::kVerify, draft = work.kind == WorkKind::kDraft;
-  const int most_drafted = verify ? work.draft_len : draft ? work.rows : 0;
+  // A prompt may bring a draft of its own.
+  const int most_drafted = verify ? work.draft_len : draft ? work.rows : kMaxDraftLen;
   const bool good =
       result.kind == work.kind && result.rows >= 0 && result.rows <= work.rows &&
       result.num_drafted >= 0 && result.num_drafted <= most_drafted && result.num_accepted >= 0 &&
-      result.num_accepted <= (verify ? result.num_drafted : 0) && result.num_emitted >= 0 &&
+      result.num_accepted <= (draft ? 0 : result.num_drafted) && result.num_emitted >= 0 &&
       result.num_emitted <= (draft ? 0 : result.num_accepted + 1) && IsTime(result.proposal_s) &&
       IsTime(result.fetch_s) && result.fetched_bytes >= 0 && result.draft_bytes >= 0 &&
       result.hot_bytes >= 0;
@@ -47,7 +48,7 @@ absl::Status Scheduler::Impl::CheckResult(const PlannedWork& planned,
   const bool moves = !verify || result.num_emitted >= 1;
   const bool last_row = work.kind == WorkKind::kPrefill && entry->num_emitted == 0 &&
                         entry->computed_rows + result.rows == entry->target_rows();
-  const bool emits = work.kind != WorkKind::kPrefill || result.num_emitted == (last_row ? 1 : 0);
+  const bool emits = work.kind != WorkKind::kPrefill || (result.num_emitted > 0) == last_row;
   const bool goes_on = result.num_emitted < entry->tokens_left();
   const bool rows_good = work.kind != WorkKind::kPrefill || result.rows >= 1;
   if (moves && emits && goes_on && rows_good) return absl::OkStatus();
@@ -171,8 +172,11 @@ void Scheduler::Impl::ApplyPrefill(const WorkResult& result, double end_s, Reque
   entry->prefill_rows = 0;
   if (entry->computed_rows < entry->target_rows()) return;
   entry->num_emitted += result.num_emitted;
+  entry->computed_rows += std::max(0, result.num_emitted - 1);  // of a draft that came with it
   entry->last_emit_s = end_s;
-  entry->phase = Phase::kStart;
+  entry->phase = entry->info.remote ? Phase::kParked : Phase::kStart;
+  if (!entry->prompt_done) entry->parked_s = end_s;
+  entry->prompt_done = true;
 }
 
 void Scheduler::Impl::ApplyDraft(const WorkResult& result, RequestEntry* entry) {
@@ -190,6 +194,13 @@ void Scheduler::Impl::ApplyVerify(const WorkResult& result, double end_s, Reques
   entry->num_emitted += result.num_emitted;
   entry->computed_rows += result.num_emitted;
   entry->last_emit_s = end_s;
+  entry->round_len = 0;
+  if (entry->info.remote) {
+    entry->phase = Phase::kParked;
+    entry->question_len = -1;
+    entry->parked_s = end_s;
+    return;
+  }
   RoundOutcome outcome;
   outcome.num_drafted = result.num_drafted;
   outcome.num_accepted = result.num_accepted;
@@ -199,7 +210,6 @@ void Scheduler::Impl::ApplyVerify(const WorkResult& result, double end_s, Reques
   outcome.plain_step_s = entry->plain_step_s;
   entry->controller.OnRound(outcome);
   entry->phase = Phase::kStart;
-  entry->round_len = 0;
 }
 
 }  // namespace vericache

@@ -13,6 +13,9 @@ constexpr int kTwoLevelRows = 5;  // one row and four proposals
 
 // Predictions are a few percent off: plan bursts to end this much before their cap.
 constexpr double kBurstMargin = 0.95;
+// Of the time that plain decoding of all would take over the link, where that is longer than the
+// cap.
+constexpr double kLeastStreamedBurst = 1.5;
 
 bool IsTwoLevel(DraftMode mode) {
   return mode == DraftMode::kNgramDraftKv || mode == DraftMode::kModelDraftKv;
@@ -38,41 +41,70 @@ int Scheduler::Impl::DraftSteps(const RequestEntry& entry, int draft_len) const 
 
 // The longest draft whose verification ends before the burst cap; 0 if none does: verify at once.
 // Everyone who decodes may verify once in that time, as long as this request, and in the same pass.
-int Scheduler::Impl::BurstLength(const RequestEntry& entry, const RoundCosts& costs) const {
-  if (entry.info.max_burst_s <= 0) return kMaxDraftLen;
-  const double left_s = entry.last_emit_s + kBurstMargin * entry.info.max_burst_s - now_s_;
+// Where the link is what takes time, plain decoding of all who share it is no way to be in time: it
+// takes nearly as long for one token each. There a draft may add half of that time, cap or no cap.
+int Scheduler::Impl::BurstLength(RequestEntry* entry, const RoundCosts& costs) const {
+  if (entry->info.max_burst_s <= 0) return kMaxDraftLen;
   const double fetch_s = std::max(0.0, costs.fetch_s - (costs.alone ? costs.staging_s : 0.0));
+  const double round_s = std::max(1, NumDecoding()) * std::max(costs.verify_s, fetch_s);
+  const bool streams = fetch_s > costs.verify_s;
+  entry->burst_s = std::max(kBurstMargin * entry->info.max_burst_s,
+                            streams ? kLeastStreamedBurst * round_s : 0.0);
   const double num_decoding = std::max(1, NumDecoding());
-  const double spare_s = left_s - num_decoding * std::max(costs.verify_s, fetch_s);
+  const double spare_s = entry->last_emit_s + entry->burst_s - now_s_ - round_s;
   const double token_s = rings_.draft_pass_s() + num_decoding * costs.row_s;
   return static_cast<int>(std::clamp(spare_s / token_s, 0.0, 1.0 * kMaxDraftLen));
 }
 
 // Whether the token would be late if the request verified in the next step and not in this one.
 bool Scheduler::Impl::BurstIsDue(const RequestEntry& entry) const {
-  if (entry.info.max_burst_s <= 0) return false;
+  if (entry.burst_s <= 0 || entry.info.remote) return false;
   const Reservation* at = rings_.Find(entry.info.id);
   if (at != nullptr && at->verify_slot == 0) return false;
   double next_end_s = now_s_ + rings_.SecondsUntilEnd(1);
   if (at == nullptr || at->verify_slot > 1) {
     next_end_s += NeedFor(entry, entry.controller.num_drafted() + 1).verify_s;
   }
-  return next_end_s > entry.last_emit_s + kBurstMargin * entry.info.max_burst_s;
+  return next_end_s > entry.last_emit_s + entry.burst_s;
+}
+
+int Scheduler::Impl::VerifyLength(const RequestEntry& entry) {
+  if (entry.info.remote) return entry.round_len;
+  const DraftChoice& choice = entry.controller.choice();
+  return UsesDraftKv(choice.mode) ? entry.controller.num_drafted() : choice.draft_len;
+}
+
+// What parked requests have emitted takes room already.
+void Scheduler::Impl::FitParked(StepPlan* plan) {
+  if (ChargedBytes() <= capacity()) return;
+  for (RequestEntry* entry : order_)
+    if (entry->phase == Phase::kParked) FitRound(entry, 0, plan);
+}
+
+void Scheduler::Impl::StartQuestion(RequestEntry* entry, StepPlan* plan) {
+  const int len = FitRound(entry, entry->question_len, plan);
+  if (len < 0) return;  // preempted; the question stays
+  entry->round_len = len;
+  entry->round_s = entry->draft_s = 0;
+  entry->phase = Phase::kReady;
 }
 
 void Scheduler::Impl::StartRounds(StepPlan* plan) {
+  FitParked(plan);
   if (verifying_) {  // lock-step: whoever has verified waits until all have
     for (RequestEntry* entry : order_) {
       // What it has emitted takes room already.
       if (entry->phase == Phase::kStart) FitRound(entry, 0, plan);
     }
     verifying_ = std::any_of(order_.begin(), order_.end(), [](const RequestEntry* entry) {
-      return entry->phase == Phase::kReady && UsesDraftKv(entry->controller.choice().mode);
+      return entry->phase == Phase::kReady &&
+             (entry->info.remote || UsesDraftKv(entry->controller.choice().mode));
     });
     if (verifying_) return;
   }
   for (RequestEntry* entry : order_) {
     if (entry->phase == Phase::kStart) StartRound(entry, plan);
+    if (entry->phase == Phase::kParked && entry->asked()) StartQuestion(entry, plan);
   }
 }
 
@@ -83,7 +115,7 @@ void Scheduler::Impl::StartRound(RequestEntry* entry, StepPlan* plan) {
   limits.fixed_draft_len = entry->info.fixed_draft_len;
   limits.max_draft_len =
       static_cast<int>(std::min<int64_t>({entry->info.max_draft_len, entry->tokens_left() - 1,
-                                          limits_.max_pass_rows - 1, BurstLength(*entry, costs)}));
+                                          limits_.max_pass_rows - 1, BurstLength(entry, costs)}));
   const DraftChoice& choice = entry->controller.Choose(costs, limits);
   entry->has_choice = true;
 
@@ -128,10 +160,7 @@ void Scheduler::Impl::PlaceReady(RequestEntry* entry, bool stopped_early, bool u
   const RequestId id = entry->info.id;
   const Reservation* at = rings_.Find(id);
   if (at != nullptr && (at->verify_slot == 0 || !(urgent || stopped_early))) return;
-  const DraftMode mode = entry->controller.choice().mode;
-  const int len =
-      UsesDraftKv(mode) ? entry->controller.num_drafted() : entry->controller.choice().draft_len;
-  StreamNeed need = NeedFor(*entry, len);
+  StreamNeed need = NeedFor(*entry, VerifyLength(*entry));
   bool started = false;
   if (at != nullptr) {
     // What is being read stays where it is, unless the next token is due.
@@ -235,9 +264,7 @@ void Scheduler::Impl::PlanReserved(StepPlan* plan) {
     if (entry->phase == Phase::kReady && lock_step && rings_.Find(id) == nullptr) {
       const DraftMode mode = entry->controller.choice().mode;
       if (UsesDraftKv(mode) && !barrier) continue;
-      const int len = UsesDraftKv(mode) ? entry->controller.num_drafted()
-                                        : entry->controller.choice().draft_len;
-      rings_.ReserveNow(id, NeedFor(*entry, len));
+      rings_.ReserveNow(id, NeedFor(*entry, VerifyLength(*entry)));
     }
     const Reservation* at = rings_.Find(id);
     if (at == nullptr || at->verify_slot != 0) continue;
@@ -283,12 +310,11 @@ void Scheduler::Impl::AddWork(const RequestEntry& entry, const Work& work, int64
 }
 
 void Scheduler::Impl::PlanVerify(RequestEntry* entry, StepPlan* plan) {
-  const DraftChoice& choice = entry->controller.choice();
   Work work;
   work.id = entry->info.id;
   work.kind = WorkKind::kVerify;
-  work.mode = choice.mode;
-  work.draft_len = UsesDraftKv(choice.mode) ? entry->controller.num_drafted() : choice.draft_len;
+  work.mode = entry->info.remote ? DraftMode::kPlain : entry->controller.choice().mode;
+  work.draft_len = VerifyLength(*entry);
   work.rows = work.draft_len + 1;
   work.streamed_bytes = entry->StreamedBytes();
   work.staging_bytes = rings_.Find(work.id)->staging_bytes;

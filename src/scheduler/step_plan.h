@@ -45,6 +45,7 @@ struct RequestInfo {
   int64_t cached_tokens = 0;  // prompt rows whose full KV is there already, in [0, prompt_tokens)
   int64_t cached_hot_bytes = 0;  // of their full blocks: in RAM already when it is admitted
   int64_t max_tokens = 0;        // emitted at most, >= 1
+  int64_t emitted_tokens = 0;    // of them, those that are there already, < max_tokens
   int64_t full_bytes_per_token = 0;
   int64_t draft_bytes_per_token = 0;  // a committed token's share (KvCompressor::MaxBytes)
   int64_t tail_bytes_per_token = 0;   // a provisional draft row: f16, all layers
@@ -55,6 +56,9 @@ struct RequestInfo {
   int max_draft_len = kMaxDraftLen;     // the controller's longest draft
   int fixed_draft_len = kAutoDraftLen;  // in [0, kMaxDraftLen], or the controller decides
   double max_burst_s = 0;               // time to the next verified token is capped; 0: no cap
+  // Its drafts come from outside. Behind its prompt, and behind each verification, it is parked
+  // until Scheduler::Ask(); its verifications are kPlain, whatever they check.
+  bool remote = false;
 };
 
 struct Limits {
@@ -87,7 +91,7 @@ struct Work {
   // for the two-level modes. kVerify: draft_len + 1, the most rows it can take.
   int rows = 0;
   // kVerify: drafted tokens to check. In kNgram and kDraftModel nothing is drafted yet: propose up
-  // to this many now. 0 is one plain decode step.
+  // to this many now. 0 is one plain decode step. Remote: the first of the question's, or all.
   int draft_len = 0;
   int64_t streamed_bytes = 0;  // kVerify: full KV expected to come over the link, 0 if all is hot
   int64_t staging_bytes = 0;   // kVerify: staging it holds during the pass
@@ -150,10 +154,10 @@ struct WorkResult {
   WorkKind kind = WorkKind::kPrefill;
   WorkOutcome outcome = WorkOutcome::kDone;
   int rows = 0;         // rows really run
-  int num_drafted = 0;  // kDraft: tokens added to the draft. kVerify: draft tokens checked
+  int num_drafted = 0;  // kDraft: tokens added to the draft. Else: draft tokens checked
   // kDraft: for each token added, the drafter's probability of it, or < 0 if unknown.
   std::vector<float> confidence;
-  int num_accepted = 0;       // kVerify
+  int num_accepted = 0;       // kVerify; kPrefill: of a draft that came with the prompt
   int num_emitted = 0;        // kVerify, and kPrefill when the last prompt row gave the first token
   double proposal_s = 0;      // spent outside the pass on look-up or the small model
   int64_t fetched_bytes = 0;  // over the link, for this verification

@@ -54,6 +54,7 @@ SimExecutor::SimExecutor(const Scenario& scenario)
                 AcceptanceDraw(request.acceptance,
                                random_.Fork(static_cast<uint64_t>(request.info.id) + 77))};
     state.computed_rows = request.info.cached_tokens;
+    state.num_emitted = request.info.emitted_tokens;
     const int64_t full =
         RoundUp(request.info.prompt_tokens + request.info.max_tokens, kBlockTokens) *
         request.info.full_bytes_per_token;
@@ -80,6 +81,14 @@ void SimExecutor::Cancel(RequestId id) {
 
 void SimExecutor::Refuse(RequestId id) { End(&requests_.at(id), SimEnd::kRefused); }
 
+void SimExecutor::Ask(RequestId id, int draft_len, double now_s) {
+  State& state = requests_.at(id);
+  state.question_len = draft_len;
+  state.asked_s = now_s;
+  state.num_passed_by = 0;
+  ++stats_.num_questions;
+}
+
 absl::Status SimExecutor::CheckEnd() const {
   for (const auto& [id, state] : requests_) {
     if (state.end == SimEnd::kNone) return Broken("request ", id, " never ended");
@@ -88,6 +97,8 @@ absl::Status SimExecutor::CheckEnd() const {
     if (state.end == SimEnd::kFinished && state.num_emitted != wanted) {
       return Broken("request ", id, " emitted ", state.num_emitted, " of ", wanted);
     }
+    if (state.end == SimEnd::kFinished && state.question_len >= 0)
+      return Broken("request ", id, " was asked and ended without an answer");
   }
   if (link_.StagingHeld() > 0) return Broken("staging is held after the end");
   return absl::OkStatus();
@@ -109,8 +120,15 @@ absl::Status SimExecutor::ApplyDrops(const StepPlan& plan) {
   for (const auto& [id, state] : requests_) {
     if (state.must_release) return Broken("request ", id, " was not released by the next plan");
   }
+  return ApplyPreemptions(plan);
+}
+
+absl::Status SimExecutor::ApplyPreemptions(const StepPlan& plan) {
+  bool takes_work = false;
   for (const Preemption& preemption : plan.preempt) {
     State& state = requests_.at(preemption.id);
+    takes_work = takes_work || (state.admitted && !state.idle());
+    stats_.num_idle_preempted += state.idle();
     if (state.end != SimEnd::kNone) return Broken("preempted after its end: ", preemption.id);
     if (!state.admitted && !(preemption.drop_full_kv && state.holds_full)) {
       return Broken("request ", preemption.id, " preempted, but holds nothing");
@@ -127,6 +145,9 @@ absl::Status SimExecutor::ApplyDrops(const StepPlan& plan) {
       state.holds_full = false;
     }
   }
+  for (const auto& [id, state] : requests_)
+    if (takes_work && state.admitted && state.idle())
+      return Broken("one with work was preempted, and request ", id, ", which is idle, was not");
   for (const HotGrant& grant : plan.hot) {
     State& state = requests_.at(grant.id);
     if (grant.bytes < 0) return Broken("negative hot grant");
@@ -144,6 +165,7 @@ absl::Status SimExecutor::ApplyAdmissions(const StepPlan& plan) {
     if (state.admitted || state.end != SimEnd::kNone) {
       return Broken("request ", admission.id, " admitted twice or after its end");
     }
+    if (state.idle()) return Broken("request ", admission.id, " admitted, and nobody asks it");
     if (admission.resumed != state.preempted) return Broken("resumed without preemption, or not");
     state.admitted = true;
     state.holds_full = state.spillable;
@@ -168,6 +190,16 @@ absl::Status SimExecutor::StartFetches(const StepPlan& plan) {
   return absl::OkStatus();
 }
 
+absl::Status SimExecutor::CheckRemote(const Work& work, const State& state) const {
+  if (work.kind == WorkKind::kPrefill) return absl::OkStatus();
+  if (work.kind == WorkKind::kDraft) return Broken("remote request ", work.id, " drafts here");
+  if (state.question_len < 0) return Broken("nobody asked request ", work.id);
+  if (work.draft_len > state.question_len)
+    return Broken("request ", work.id, " was asked for ", state.question_len, " tokens, not ",
+                  work.draft_len);
+  return absl::OkStatus();
+}
+
 absl::Status SimExecutor::CheckWork(const Work& work) const {
   const auto found = requests_.find(work.id);
   if (found == requests_.end()) return Broken("work for an unknown request");
@@ -181,6 +213,8 @@ absl::Status SimExecutor::CheckWork(const Work& work) const {
     return Broken("mode ", DraftModeName(work.mode), " was not allowed");
   }
   if (DraftsOnKv(work.mode) && !state.with_draft_kv) return Broken("no draft KV to draft on");
+  if (state.request->info.remote)
+    if (absl::Status s = CheckRemote(work, state); !s.ok()) return s;
   const bool streams =
       state.spillable && work.kind != WorkKind::kDraft && state.ClosedBytes() > state.hot_bytes;
   if (streams && work.staging_bytes < info.min_staging_bytes) {
@@ -246,11 +280,11 @@ absl::Status SimExecutor::CheckFairness(const StepPlan& plan) {
   std::set<RequestId> worked;
   for (const Work& work : plan.work) {
     worked.insert(work.id);
-    last_s = std::max(last_s, VirtualArrival(*requests_.at(work.id).request));
+    last_s = std::max(last_s, VirtualArrival(work.id));
   }
   for (auto& [id, state] : requests_) {
     const bool passed =
-        state.admitted && !worked.contains(id) && VirtualArrival(*state.request) < last_s;
+        state.admitted && !state.idle() && !worked.contains(id) && VirtualArrival(id) < last_s;
     state.num_passed_by = passed ? state.num_passed_by + 1 : 0;
     if (state.num_passed_by > 3 * kMaxDraftLen) {
       return Broken("request ", id, " was passed by for ", state.num_passed_by, " steps");
@@ -259,8 +293,10 @@ absl::Status SimExecutor::CheckFairness(const StepPlan& plan) {
   return absl::OkStatus();
 }
 
-double SimExecutor::VirtualArrival(const SimRequest& request) const {
-  return request.arrival_s - request.info.priority * scenario_.limits.aging_s;
+double SimExecutor::VirtualArrival(RequestId id) const {
+  const State& state = requests_.at(id);
+  const double arrival_s = std::max(state.request->arrival_s, state.asked_s);
+  return arrival_s - state.request->info.priority * scenario_.limits.aging_s;
 }
 
 absl::StatusOr<StepReport> SimExecutor::Execute(const StepPlan& plan, double now_s) {
@@ -374,8 +410,9 @@ void SimExecutor::RunVerify(const Work& work, State* state, Pass* pass, WorkResu
       result->proposal_s = num_drafted * scenario_.draft_model_pass_s;
     }
     agrees.clear();
+    const DraftMode drafted_by = state->request->info.remote ? DraftMode::kDraftKv : work.mode;
     for (int i = 0; i < num_drafted; ++i) {
-      agrees.push_back(state->draw.Draw(work.mode, state->num_emitted, i).agrees);
+      agrees.push_back(state->draw.Draw(drafted_by, state->num_emitted, i).agrees);
     }
   }
   const double context = static_cast<double>(state->tokens()) + num_drafted;
@@ -430,12 +467,16 @@ void SimExecutor::Settle(const StepPlan& plan, StepReport* report) {
           result.outcome = WorkOutcome::kFinished;
         }
       }
-      if (state.computed_rows == state.target_rows()) state.last_emit_s = report->end_s;
+      if (state.computed_rows == state.target_rows()) {
+        state.last_emit_s = report->end_s;
+        state.prompt_done = true;
+      }
     }
     if (result.kind == WorkKind::kVerify && result.outcome != WorkOutcome::kRetry) {
       state.computed_rows += result.num_emitted;
       state.num_emitted += result.num_emitted;
       state.drafted.clear();
+      state.question_len = -1;
       ++stats_.num_rounds;
       stats_.num_emitted += result.num_emitted;
       stats_.num_drafted += result.num_drafted;

@@ -25,6 +25,7 @@ struct SimStats {
   int64_t num_steps = 0, num_rounds = 0, num_emitted = 0, num_preempted = 0, num_retried = 0;
   int64_t num_drafted = 0, num_accepted = 0;
   int64_t peak_kv_bytes = 0;
+  int64_t num_questions = 0, num_idle_preempted = 0;  // of remote requests
   double max_burst_s = 0;      // longest time between two tokens, once a request has had ten rounds
   double decode_s = 0;         // from the first token of a request to its end, all requests
   double predicted_error = 0;  // sum over steps of |predicted / measured - 1|
@@ -40,6 +41,12 @@ class SimExecutor {
 
   void Cancel(RequestId id);  // the next plan must release it
   void Refuse(RequestId id);
+  void Ask(RequestId id, int draft_len, double now_s);
+  // Remote, and without work until somebody asks.
+  bool IsIdle(RequestId id) const { return requests_.at(id).idle(); }
+  bool IsAdmitted(RequestId id) const { return requests_.at(id).admitted; }
+  // Of the request, or of the question that it is to answer.
+  double VirtualArrival(RequestId id) const;
   absl::Status CheckEnd() const;  // each request ended exactly once and holds nothing
   SimEnd end_of(RequestId id) const { return requests_.at(id).end; }
   int64_t emitted_of(RequestId id) const { return requests_.at(id).num_emitted; }
@@ -61,7 +68,13 @@ class SimExecutor {
     int64_t num_rounds = 0;
     double first_emit_s = -1;
     int64_t num_passed_by = 0;  // steps in a row without work in which a later one had some
+    bool prompt_done = false;
+    int question_len = -1;  // of a remote one: what is asked; < 0: nothing
+    double asked_s = -1;
 
+    bool idle() const {
+      return request->info.remote && prompt_done && question_len < 0 && end == SimEnd::kNone;
+    }
     int64_t tokens() const { return request->info.prompt_tokens + num_emitted; }
     int64_t target_rows() const {
       return num_emitted == 0 ? request->info.prompt_tokens : tokens() - 1;
@@ -75,6 +88,8 @@ class SimExecutor {
   absl::Status ApplyAdmissions(const StepPlan& plan);
   absl::Status StartFetches(const StepPlan& plan);
   absl::Status CheckWork(const Work& work) const;
+  absl::Status CheckRemote(const Work& work, const State& state) const;
+  absl::Status ApplyPreemptions(const StepPlan& plan);
   absl::Status CheckMemory(const StepPlan& plan);
   absl::Status CheckFairness(const StepPlan& plan);
   WorkResult RunWork(const Work& work, Pass* pass);
@@ -84,7 +99,6 @@ class SimExecutor {
   void Stream(const Work& work, State* state, Pass* pass, WorkResult* result);
   void RunLink(Pass* pass, StepReport* report);
   void Settle(const StepPlan& plan, StepReport* report);
-  double VirtualArrival(const SimRequest& request) const;
   void End(State* state, SimEnd end);
 
   Scenario scenario_;

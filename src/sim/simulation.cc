@@ -1,7 +1,9 @@
 #include "sim/simulation.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
+#include <limits>
 #include <map>
 
 #include "absl/strings/str_cat.h"
@@ -16,7 +18,8 @@ class Run {
       : scenario_(scenario),
         options_(options),
         scheduler_(scenario.limits, scenario.options),
-        executor_(scenario_) {}
+        executor_(scenario_),
+        questions_(scenario.seed ^ 0xa5c) {}
 
   absl::StatusOr<SimStats> ToEnd();
 
@@ -24,6 +27,9 @@ class Run {
   absl::Status Step();
   absl::Status Arrive(const SimRequest& request);
   absl::Status CancelDue(double until_s);
+  absl::Status AskDue();
+  void PlanQuestions();
+  double NextEvent() const;
   absl::Status CheckOrder(const StepPlan& plan);
   absl::Status CheckUsage() const;
   void Print(const StepPlan& plan, const StepReport& report) const;
@@ -35,7 +41,9 @@ class Run {
   size_t next_arrival_ = 0;
   double now_s_ = 0;
   bool done_ = false;
-  std::map<RequestId, double> waiting_;  // id -> virtual arrival
+  std::map<RequestId, double> waiting_;  // id -> virtual arrival, of those with work
+  std::map<RequestId, double> due_;      // idle remote requests: when they are asked
+  SimRandom questions_;
 };
 
 bool Impossible(const Limits& limits, const RequestInfo& info) {
@@ -82,18 +90,63 @@ absl::Status Run::CancelDue(double until_s) {
   return absl::OkStatus();
 }
 
+void Run::PlanQuestions() {
+  for (size_t i = 0; i < next_arrival_; ++i) {
+    const SimRequest& request = scenario_.requests[i];
+    if (!executor_.IsIdle(request.info.id) || due_.contains(request.info.id)) continue;
+    double think_s = -request.think_s * std::log(1 - questions_.Uniform());
+    if (questions_.Chance(request.lull_chance)) think_s *= 100;
+    due_[request.info.id] = now_s_ + think_s;
+  }
+}
+
+absl::Status Run::AskDue() {
+  for (auto it = due_.begin(); it != due_.end();) {
+    const RequestId id = it->first;
+    const double due_s = it->second;
+    if (executor_.end_of(id) == SimEnd::kNone && due_s > now_s_) {
+      ++it;
+      continue;
+    }
+    it = due_.erase(it);
+    if (executor_.end_of(id) != SimEnd::kNone) continue;
+    const SimRequest& request = scenario_.requests[id];
+    const int64_t left = request.info.max_tokens - executor_.emitted_of(id);
+    const int64_t most =
+        std::min<int64_t>({request.most_drafted, scheduler_.MaxQuestion(), left - 1});
+    const int draft_len = static_cast<int>(questions_.Int(0, most));
+    if (scheduler_.Ask(id, static_cast<int>(left), now_s_).ok())
+      return absl::InternalError("a question for more than is left was taken");
+    if (absl::Status s = scheduler_.Ask(id, draft_len, now_s_); !s.ok()) {
+      if (absl::IsNotFound(s)) continue;  // failed; the next plan says so
+      return s;
+    }
+    if (scheduler_.Ask(id, draft_len, now_s_).ok())
+      return absl::InternalError("two questions at once were taken");
+    executor_.Ask(id, draft_len, now_s_);
+    if (!executor_.IsAdmitted(id)) waiting_[id] = executor_.VirtualArrival(id);
+  }
+  return absl::OkStatus();
+}
+
+double Run::NextEvent() const {
+  double next_s = std::numeric_limits<double>::infinity();
+  if (next_arrival_ < scenario_.requests.size())
+    next_s = scenario_.requests[next_arrival_].arrival_s;
+  for (const auto& [id, due_s] : due_) next_s = std::min(next_s, due_s);
+  return next_s;
+}
+
 // Whoever is admitted, nobody with an earlier virtual arrival is left waiting.
 absl::Status Run::CheckOrder(const StepPlan& plan) {
   for (const Preemption& preemption : plan.preempt) {
-    const RequestInfo& info = scenario_.requests[preemption.id].info;
-    waiting_[preemption.id] =
-        scenario_.requests[preemption.id].arrival_s - info.priority * scenario_.limits.aging_s;
+    if (!executor_.IsIdle(preemption.id))
+      waiting_[preemption.id] = executor_.VirtualArrival(preemption.id);
   }
   for (const Admission& admission : plan.admit) waiting_.erase(admission.id);
   for (const Failure& failure : plan.fail) waiting_.erase(failure.id);
   for (const Admission& admission : plan.admit) {
-    const SimRequest& request = scenario_.requests[admission.id];
-    const double own = request.arrival_s - request.info.priority * scenario_.limits.aging_s;
+    const double own = executor_.VirtualArrival(admission.id);
     for (const auto& [id, virtual_arrival_s] : waiting_) {
       if (virtual_arrival_s < own) {
         return absl::InternalError(
@@ -143,6 +196,8 @@ absl::Status Run::Step() {
     if (absl::Status s = Arrive(scenario_.requests[next_arrival_++]); !s.ok()) return s;
   }
   if (absl::Status s = CancelDue(now_s_); !s.ok()) return s;
+  PlanQuestions();
+  if (absl::Status s = AskDue(); !s.ok()) return s;
   const StepPlan plan = scheduler_.Schedule(now_s_);
   if (absl::Status s = CheckOrder(plan); !s.ok()) return s;
   absl::StatusOr<StepReport> report = executor_.Execute(plan, now_s_);
@@ -150,10 +205,11 @@ absl::Status Run::Step() {
   if (absl::Status s = CheckUsage(); !s.ok()) return s;
   if (plan.idle()) {
     const SchedulerUsage usage = scheduler_.usage();
-    if (usage.num_running + usage.num_waiting > 0)
+    if (usage.num_running + usage.num_waiting > usage.num_idle)
       return absl::InternalError("idle with work left");
-    done_ = next_arrival_ == scenario_.requests.size();
-    if (!done_) now_s_ = std::max(now_s_, scenario_.requests[next_arrival_].arrival_s);
+    const double next_s = NextEvent();
+    done_ = std::isinf(next_s);
+    if (!done_) now_s_ = std::max(now_s_, next_s);
     return absl::OkStatus();
   }
   if (options_.verbose) Print(plan, *report);

@@ -28,6 +28,8 @@ SimStats RunSeeds(uint64_t from, uint64_t to) {
     sum.num_rounds += stats->num_rounds;
     sum.num_preempted += stats->num_preempted;
     sum.num_retried += stats->num_retried;
+    sum.num_questions += stats->num_questions;
+    sum.num_idle_preempted += stats->num_idle_preempted;
     for (int i = 0; i < 5; ++i) sum.num_ended[i] += stats->num_ended[i];
   }
   return sum;
@@ -40,6 +42,8 @@ TEST(Simulation, KeepsItsPromisesForThousandsOfSeeds) {
   EXPECT_GT(sum.num_rounds, 80 * num_seeds);
   EXPECT_GT(sum.num_preempted, num_seeds / 6);
   EXPECT_GT(sum.num_retried, num_seeds / 6);
+  EXPECT_GT(sum.num_questions, 10 * num_seeds);
+  EXPECT_GT(sum.num_idle_preempted, num_seeds / 6);
   for (const SimEnd end :
        {SimEnd::kFinished, SimEnd::kFailed, SimEnd::kCancelled, SimEnd::kRefused}) {
     EXPECT_GT(sum.num_ended[static_cast<int>(end)], num_seeds / 24) << static_cast<int>(end);

@@ -47,6 +47,19 @@ SimRequest DrawRequest(RequestId id, const HardwareModel& hw, SimRandom* random)
   return request;
 }
 
+void MakeRemote(SimRequest* request, SimRandom random) {
+  RequestInfo& info = request->info;
+  info.remote = true;
+  info.modes = ModeBit(DraftMode::kPlain);
+  info.fixed_draft_len = kAutoDraftLen;
+  info.max_burst_s = 0;
+  const int64_t most = std::min(info.max_tokens, request->answer_tokens) - 1;
+  if (random.Chance(0.2)) info.emitted_tokens = random.Int(0, most);
+  request->think_s = random.LogBetween(0.001, 2);
+  request->lull_chance = random.Chance(0.3) ? 0.1 : 0;
+  request->most_drafted = static_cast<int>(random.Int(0, random.Chance(0.3) ? kMaxDraftLen : 24));
+}
+
 void DrawLimits(Scenario* scenario, SimRandom* random) {
   int64_t all_full = 0, max_staging = 0;
   for (const SimRequest& request : scenario->requests) {
@@ -125,6 +138,9 @@ Scenario MakeScenario(uint64_t seed) {
     if (own.Chance(0.2)) request.cancel_s = arrival_s + own.LogBetween(0.01, 5);
     scenario.requests.push_back(std::move(request));
   }
+  // Streams of their own, so that scenarios without remote requests stay what they were.
+  SimRandom remote = random.Fork(1000);
+  const double remote_share = remote.Chance(0.4) ? remote.Between(0.3, 1.3) : 0;
   DrawLimits(&scenario, &random);
   if (random.Chance(0.25)) MakeTight(&scenario, &random);
   if (random.Chance(0.3)) scenario.options.stagger = StaggerPolicy::kLockStep;
@@ -135,6 +151,9 @@ Scenario MakeScenario(uint64_t seed) {
     scenario.faults.short_chance = random.Chance(0.5) ? 0.2 : 0;
     scenario.faults.gives_up_chance = random.Chance(0.3) ? 0.1 : 0;
   }
+  for (SimRequest& request : scenario.requests)
+    if (remote.Chance(remote_share))
+      MakeRemote(&request, remote.Fork(static_cast<uint64_t>(request.info.id)));
   return scenario;
 }
 

@@ -18,6 +18,11 @@ struct SimRequest {
   int64_t answer_tokens = 0;  // the end token is the last of these; may be beyond max_tokens
   double draft_share = 1;     // real draft KV bytes over the promised bound, in (0, 1]
   AcceptanceModel acceptance;
+  // Of a remote request, behind its prompt and each verification: seconds until the next question,
+  // exponential with this mean, sometimes a hundred times as long; drafted tokens it has at most.
+  double think_s = 0;
+  double lull_chance = 0;
+  int most_drafted = 0;
 };
 
 struct SimFaults {

@@ -41,6 +41,15 @@ void BlobStore::GetMany(absl::Span<const BlobKey> keys, Deadline deadline, const
     if (!sink(i, Get(keys[i], deadline))) return;
 }
 
+absl::StatusOr<size_t> BlobStore::FindFirst(absl::Span<const BlobKey> keys, Deadline deadline) {
+  for (size_t i = 0; i < keys.size(); ++i) {
+    const absl::StatusOr<int64_t> count = CountPresent(keys.subspan(i, 1), deadline);
+    if (!count.ok()) return count.status();
+    if (*count == 1) return i;
+  }
+  return keys.size();
+}
+
 absl::Status MemoryBlobStore::Put(const BlobKey& key, absl::Span<const std::string_view> parts) {
   std::string bytes;
   for (std::string_view part : parts) bytes.append(part);

@@ -52,6 +52,14 @@ struct BlobStoreStats {
   void Add(const BlobStoreStats& other);
 };
 
+// What reading from a store far away takes, as measured from real reads.
+struct StoreLink {
+  bool is_remote = false;
+  double bytes_per_s = 0;   // of all readers together; 0: not known yet
+  double round_trip_s = 0;  // of a small question; 0: not known yet
+  double least_wait_s = 0;  // the user wants it to be waited for so long, whatever computing takes
+};
+
 struct BlobInfo {
   BlobKey key{};
   uint64_t num_bytes = 0;  // of the payload
@@ -84,6 +92,9 @@ class BlobStore {
   // no contents. ERRORS: as Get, but for kNotFound.
   virtual absl::StatusOr<int64_t> CountPresent(absl::Span<const BlobKey> keys,
                                                Deadline deadline) = 0;
+  // The index of the first of `keys` that seems to be there, or keys.size(): for names few of which
+  // exist. A hint, and errors, as CountPresent().
+  virtual absl::StatusOr<size_t> FindFirst(absl::Span<const BlobKey> keys, Deadline deadline);
   bool Contains(const BlobKey& key) {
     return CountPresent({&key, 1}, kNoDeadline).value_or(0) == 1;
   }
@@ -98,6 +109,8 @@ class BlobStore {
   virtual absl::Status List(std::string_view hex_prefix,
                             const std::function<bool(const BlobInfo&)>& visit) = 0;
   virtual BlobStoreStats Stats() = 0;
+  // COST: none. Of several tiers: the slowest.
+  virtual StoreLink Link() { return {}; }
   // Of each store behind this one, near to far.
   virtual std::vector<NamedStoreStats> TierStats() { return {{Name(), Stats()}}; }
   // For messages: where it is, without secrets.

@@ -1,0 +1,75 @@
+// Which way a prompt's stored prefix is had: computed again, loaded, drafted on meanwhile, or
+// verified elsewhere. Plain data in, plain data out; times are predictions, nothing is measured.
+//
+//   recompute     all rows of the prompt are computed here
+//   load          full blocks come over the link, then the rest is computed
+//   draft-first   the draft KV comes first; while the full blocks arrive the request drafts on it,
+//                 and one pass verifies that draft when they are here
+//   remote        the draft KV comes alone, a verifier next to the store has the full KV
+//
+// Picked is the way with the earliest last token; none changes what the tokens are.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string>
+
+#include "scheduler/cost_model.h"
+
+namespace vericache {
+
+enum class PrefixWay : uint8_t { kRecompute, kLoad, kDraftFirst, kRemote };
+inline constexpr int kNumPrefixWays = 4;
+const char* PrefixWayName(PrefixWay way);  // "recompute", "load", ...: stable, used in --json
+
+struct PrefixPlanInput {
+  int64_t prompt_tokens = 0;  // >= 1
+  int64_t known_tokens = 0;   // rows that are here already
+  int64_t prefix_tokens = 0;  // that the store has full blocks of; 0: none
+  int64_t draft_tokens = 0;   // positions of the stored draft KV; 0: there is none
+  uint64_t full_bytes = 0;    // of the full blocks,
+  uint64_t draft_bytes = 0;   // of the draft KV, both over the link
+  int64_t max_tokens = 1;     // of the answer, >= 1
+
+  double link_bytes_per_s = 0;  // of the store, for this request; 0: not known
+  double round_trip_s = 0;      // of the store
+  // Computing is no way out where loading takes no longer than this.
+  double patience_s = 0;
+  // Bytes that others have asked for and that come first.
+  uint64_t link_queue_bytes = 0;
+
+  double agreement = 0.8;      // expected per drafted token, in [0, 1]
+  int max_draft_len = 0;       // of one draft; 0: nothing drafts
+  int64_t draft_kv_bytes = 0;  // of the draft KV, as a pass reads it
+
+  bool verifier = false;  // one is there
+  double verifier_round_trip_s = 0;
+  double verifier_bytes_per_s = 0;  // of exact rows that come back; 0: as the store's
+  int64_t row_bytes = 0;            // of one token's full K/V
+};
+
+struct PrefixEstimate {
+  bool possible = false;
+  double first_s = 0;  // until the first verified token
+  double last_s = 0;   // until the last one
+  int draft_len = 0;   // draft-first: tokens drafted while blocks arrive; remote: a round's
+  uint64_t link_bytes = 0;
+};
+
+struct PrefixPlan {
+  PrefixWay way = PrefixWay::kRecompute;
+  std::string reason;  // one line
+  std::array<PrefixEstimate, kNumPrefixWays> estimates;
+
+  const PrefixEstimate& of(PrefixWay w) const { return estimates[static_cast<int>(w)]; }
+};
+
+// Emitted by a verification of `draft_len` drafted tokens that each agree with this chance.
+double ExpectedEmitted(double agreement, int draft_len);
+
+// Of rows [begin, end) of a prompt, in chunks as passes take them.
+double PrefillSeconds(const CostModel& costs, int64_t begin, int64_t end);
+
+PrefixPlan PlanPrefix(const PrefixPlanInput& input, const CostModel& costs);
+
+}  // namespace vericache
