@@ -38,7 +38,8 @@ struct BatchOptions {
   // After each finished or failed request, in order of finishing: its index and what it became.
   // False stops the batch; what is unfinished ends as kCancelled and is not told.
   std::function<bool(size_t idx, const absl::StatusOr<Completion>& result)> on_finished;
-  // Tokens emitted so far, over all requests, after each pass. False stops the batch.
+  // Tokens emitted so far, over all requests: after each pass, and again and again while nothing
+  // but a prefix store is waited for. False stops the batch.
   std::function<bool(int64_t num_emitted)> on_progress;
 };
 

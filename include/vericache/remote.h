@@ -16,12 +16,13 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "vericache/batch.h"
 #include "vericache/engine.h"
 
 namespace vericache {
 
 // Messages between the two have this version; another one is refused.
-inline constexpr uint32_t kRemoteProtocol = 1;
+inline constexpr uint32_t kRemoteProtocol = 2;
 
 // What K/V and logits depend on besides tokens. Both sides must have the same.
 struct RemoteIdentity {
@@ -67,6 +68,7 @@ struct RemoteVerified {
   // Of each: XXH3-128 of the row of logits that chose it: the links of Completion::logits_hash.
   std::vector<std::array<uint8_t, 16>> row_hashes;
   RemoteFinish finish = RemoteFinish::kNone;  // behind the last of them
+  double busy_s = 0;                          // that the question spent at the verifier
   // Exact K/V in f16 of positions from RemoteVerify::rows_begin on, as many as a reply may hold:
   // position by position, layer by layer, KV head by KV head, K then V.
   std::string rows;
@@ -88,6 +90,8 @@ class RemoteVerifier {
   //         damaged; kUnavailable, kDeadlineExceeded; what a pass ran into.
   virtual absl::StatusOr<RemoteVerified> Verify(const RemoteVerify& request) = 0;
   virtual void Close(const std::string& session) = 0;
+  // The owner of this end goes: its calls, now and later, may give kUnavailable instead of waiting.
+  virtual void Interrupt() {}
   // For messages, without secrets.
   virtual std::string name() const = 0;
 };
@@ -96,30 +100,43 @@ class RemoteVerifier {
 
 struct VerifierOptions {
   int max_sessions = 64;
-  uint64_t kv_memory = 0;              // bytes of K/V that all sessions may come to; 0: no limit
+  // Where the engine has no KV budget: bytes of K/V that all sessions may come to; 0: no limit. A
+  // budget of the engine is shared out among them: what does not fit is spilled.
+  uint64_t kv_memory = 0;
   double idle_s = 120;                 // a session that nobody asks for so long is closed
   int max_drafted = 256;               // ids of one question
   uint64_t max_rows_bytes = 16 << 20;  // of one reply
+  bool lock_step = false;              // nothing is read ahead: to be measured against
+  bool timeline = false;               // keep what the newest passes did
 };
 
 struct VerifierStats {
-  int64_t sessions = 0;  // now
-  int64_t opened = 0, refused = 0, expired = 0;
+  int64_t sessions = 0;                // now
+  int64_t prompts = 0, questions = 0;  // of them: being computed, being answered
+  int64_t opened = 0, refused = 0, expired = 0, failed = 0, preempted = 0;
   int64_t passes = 0, verifications = 0;
   int64_t drafted = 0, accepted = 0, emitted = 0;
   uint64_t rows_bytes = 0;
+  // Of passes: all of it; waiting for spilled K/V. Of their transfers: 1 - stall_s / fetch_s of the
+  // time was hidden behind computing.
+  double pass_s = 0, stall_s = 0, fetch_s = 0;
+  uint64_t fetched_bytes = 0;
+  uint64_t kv_ram_bytes = 0, kv_spilled_bytes = 0;  // of the sessions, now
+  uint64_t peak_kv_bytes = 0;  // with a budget: the most in RAM, staging included
 };
 
 class VerifierHost : public RemoteVerifier {
  public:
   virtual VerifierStats stats() const = 0;
+  // With VerifierOptions::timeline: some 100,000 of the newest events, which are then forgotten.
+  // TimelineEvent::request counts sessions in the order in which they were opened.
+  virtual std::vector<TimelineEvent> TakeTimeline() = 0;
   // All that wait get kUnavailable. Once.
   virtual void Stop() = 0;
 };
 
 // The engine is the host's from here on; it shares passes between all sessions.
-// ERRORS: kInvalidArgument: senseless options, or an engine with a KV budget of its own; those of
-//         Engine::ModelDigest().
+// ERRORS: kInvalidArgument: senseless options; those of Engine::ModelDigest().
 absl::StatusOr<std::unique_ptr<VerifierHost>> StartVerifier(std::unique_ptr<Engine> engine,
                                                             const VerifierOptions& options);
 
@@ -138,24 +155,15 @@ absl::StatusOr<std::unique_ptr<RemoteVerifier>> ConnectVerifier(const std::strin
                                                                 const ConnectOptions& options);
 
 struct RemoteOptions {
-  int draft_len = 16;     // where the request says 0
-  int plain_tokens = 16;  // of one question where there is no draft KV
-  double wait_s = 10;     // a question waits so long at the verifier, and is asked again
-  double stall_s = 120;   // a verifier that computes nothing for so long is lost
-  int tries = 2;          // calls in a row that may fail before a verifier counts as lost
-};
-
-struct RemoteStats {
-  std::string verifier;          // that had the last word; "": this node itself
-  int64_t draft_tokens = 0;      // positions of the stored draft KV; 0: there was none
-  uint64_t draft_bytes = 0;      // of it
-  int64_t provisional_rows = 0;  // computed on the draft KV and thrown away
-  int64_t rounds = 0, drafted = 0, accepted = 0;
-  int64_t opened = 0;  // sessions
-  int64_t failed_calls = 0;
-  uint64_t rows_bytes = 0;  // exact rows that came back
-  int64_t remote_tokens = 0, local_tokens = 0;
-  std::string fallback;  // why this node computed by itself; "": it did not
+  int draft_len = 16;  // where the request says 0; 0: by measured times and acceptance
+  // Tokens that the verifier decodes a question while the draft KV still comes; 0: it is waited
+  // for.
+  int early_tokens = 0;
+  bool drafts_ahead = true;  // while a question is away, as if all of it held
+  int plain_tokens = 16;     // of one question where there is no draft KV
+  double wait_s = 10;        // a question waits so long at the verifier, and is asked again
+  double stall_s = 120;      // a verifier that computes nothing for so long is lost
+  int tries = 2;             // calls in a row that may fail before a verifier counts as lost
 };
 
 // Like Engine::Generate(). The engine needs a prefix store for its draft KV; without one, or

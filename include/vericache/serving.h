@@ -19,6 +19,7 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "vericache/options.h"
+#include "vericache/remote.h"
 #include "vericache/stats.h"
 
 namespace vericache {
@@ -82,6 +83,21 @@ class ServeSink {
 
 using ServeId = uint64_t;
 
+// What requests with a verifier elsewhere have come to (ServiceOptions::verifiers).
+struct RemoteServiceStats {
+  int64_t requests = 0;   // choices that began there
+  int64_t fallbacks = 0;  // of them, those that this node went on with for want of a verifier
+  int64_t sessions = 0, failed_calls = 0, replies = 0;
+  int64_t rounds = 0, drafted_tokens = 0, accepted_tokens = 0, emitted_tokens = 0;
+  int64_t ahead_tokens = 0;  // drafted while a question was away, and of use
+  int64_t provisional_rows = 0;
+  uint64_t rows_bytes = 0;                        // exact K/V rows that came back
+  uint64_t fetched_draft_bytes = 0;               // draft KVs that came from the store
+  int64_t fetched_drafts = 0, shared_drafts = 0;  // from the store; from an earlier request's
+  uint64_t draft_bytes = 0;                       // held now
+  int verifiers = 0, verifiers_up = 0;
+};
+
 // Counters since start and gauges of now: for metrics and health.
 struct ServiceStats {
   // Choices; submitted is the sum of the others. Refused requests are in none.
@@ -96,6 +112,7 @@ struct ServiceStats {
   uint64_t kv_ram_bytes = 0, kv_spilled_bytes = 0;  // blocks that two choices share count twice
   double since_progress_s = 0;                      // since the last finished pass; 0 when idle
   PrefixCacheStats prefix;
+  RemoteServiceStats remote;
 };
 
 class CompletionService {
@@ -133,6 +150,15 @@ struct ServiceOptions {
   int max_running = 64;
   int max_waiting = 1024;  // Submit refuses beyond
   double max_burst_s = 0;
+  // Those next to the prefix store, which verify what is drafted here; none: all is computed here.
+  // A request goes to the one with the fewest; one that wants logprobs, or finds no verifier, is
+  // computed here. What each is called by ends with the service.
+  std::vector<std::shared_ptr<RemoteVerifier>> verifiers;
+  RemoteOptions remote{.draft_len = 0, .early_tokens = 4};
+  // Bytes of draft KV for them, beside EngineOptions::kv_memory; 0: no limit.
+  uint64_t remote_draft_memory = 0;
+  // A verifier that was lost is tried again after so long, then after longer, up to 60 times this.
+  double verifier_pause_s = 0.5;
 };
 
 class Engine;

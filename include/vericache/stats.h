@@ -102,6 +102,42 @@ struct DraftChoiceStats {
   std::vector<ModeStats> modes;  // those that were used
 };
 
+// How an answer came about whose full KV a verifier elsewhere has (vericache/remote.h).
+struct RemoteStats {
+  std::string verifier;          // that had the last word; "": this node itself
+  int64_t draft_tokens = 0;      // positions of the stored draft KV; 0: there was none
+  uint64_t draft_bytes = 0;      // of it
+  int64_t provisional_rows = 0;  // computed on the draft KV and thrown away
+  int64_t rounds = 0, drafted = 0, accepted = 0;
+  int64_t ahead_tokens = 0;  // of the drafted ones: while the question before was away
+  int64_t opened = 0;        // sessions
+  int64_t failed_calls = 0;
+  uint64_t rows_bytes = 0;  // exact rows that came back
+  int64_t remote_tokens = 0, local_tokens = 0;
+  std::string fallback;  // why this node computed by itself; "": it did not
+  // Why the newest draft was as long as it was. Estimates, where its length was not given.
+  int draft_len = 0;         // 0: the verifier decodes plainly
+  double round_trip_s = 0;   // of a question, without the time at the verifier
+  double verify_s = 0;       // at the verifier, of one token without a draft
+  double row_s = 0;          // the same, of each drafted token
+  double draft_token_s = 0;  // a step on the draft KV
+  double agreement = 0;      // per drafted token
+  double tokens_per_s = 0, plain_tokens_per_s = 0;
+};
+
+// How a prefix came from a store far away. Seconds from the request's begin.
+struct PrefixArrivalStats {
+  std::string plan;    // "load", "draft-first", "recompute"; "": no store was asked, or a near one
+  std::string reason;  // the prediction behind it, one line
+  double link_bytes_per_s = 0, round_trip_s = 0;  // as measured before the choice; 0: not known
+  double draft_s = 0;                             // until the draft KV was here; 0: none came
+  double full_s = 0;                              // until the full blocks were here
+  uint64_t draft_bytes = 0, full_bytes = 0;
+  int64_t draft_tokens = 0, full_tokens = 0;  // positions that they stand for
+  int64_t provisional_rows = 0;               // of the prompt's rest, on the draft KV
+  int drafted = 0, accepted = 0;              // while the full blocks arrived
+};
+
 struct CompletionStats {
   int64_t rounds = 0;
   int64_t drafted = 0;
@@ -114,8 +150,10 @@ struct CompletionStats {
   double draft_s = 0;
   double verify_s = 0;
   KvMemoryStats memory;
+  PrefixArrivalStats arrival;
   RequestTimes times;
   DraftChoiceStats choice;
+  RemoteStats remote;
   std::vector<RoundRecord> records;
 };
 

@@ -2,16 +2,22 @@
 #include "vericache/batch.h"
 
 #include <algorithm>
+#include <chrono>
 #include <utility>
 
 #include "api/answer_stream.h"
 #include "api/completion_stats.h"
 #include "api/engine_impl.h"
+#include "api/prefix_arrival.h"
 #include "api/request_loop.h"
 #include "base/status_macros.h"
+#include "engine/prefix_loader.h"
 
 namespace vericache {
 namespace {
+
+// Between two looks at what is loaded, where there is nothing to compute.
+constexpr auto kLoadTick = std::chrono::milliseconds(5);
 
 // What a completion's K/V took under a budget.
 class MemoryWatch {
@@ -58,7 +64,12 @@ absl::StatusOr<Completion> Engine::Generate(const Request& request, Session* ses
   Impl& impl = *impl_;
   VC_ASSIGN_OR_RETURN(std::unique_ptr<Sequence> s, impl.MakeSequence(request, session));
   const int64_t lent = s->full.num_tokens();
-  impl.UsePrefix(request, s.get(), /*alone=*/true);
+  AnswerStream stream(*impl.tokenizer, callbacks);
+  stream.Watch(s.get());
+  const double asked_s = NowSeconds();
+  PrefixArrivalStats arrival;
+  VC_RETURN_IF_ERROR(PrefixArrival(&impl, request, callbacks, s.get(), &arrival).Run());
+  const double waited_s = NowSeconds() - asked_s;  // for its prefix, before the loop has it
   const int64_t cached = s->full.num_tokens();
   VC_RETURN_IF_ERROR(impl.ShrinkSession(*s, session));
   LoopOptions options;
@@ -66,8 +77,6 @@ absl::StatusOr<Completion> Engine::Generate(const Request& request, Session* ses
   options.max_pass_rows = impl.MakePrefillOptions(callbacks, s.get()).chunk_rows;
   if (s->memory.has_value()) options.staging_bytes = s->memory->staging_bytes;
   RequestLoop loop(impl.MakeLoopParts(), options);
-  AnswerStream stream(*impl.tokenizer, callbacks);
-  stream.Watch(s.get());
   MemoryWatch memory(*s);
   std::unique_ptr<Sequence> ended;
   RequestTimes times;
@@ -88,6 +97,8 @@ absl::StatusOr<Completion> Engine::Generate(const Request& request, Session* ses
   hooks.on_end = [&](std::unique_ptr<Sequence> sequence, const RequestTimes& t) {
     ended = std::move(sequence);
     times = t;
+    for (double* time : {&times.start_s, &times.first_token_s, &times.end_s})
+      if (*time > 0 || time != &times.first_token_s) *time += waited_s;
   };
   const DraftSizes sizes = impl.FitDraft(request, loop, 1, s.get());
   VC_ASSIGN_OR_RETURN(id, loop.Add(std::move(s), sizes, std::move(hooks)));
@@ -105,6 +116,9 @@ absl::StatusOr<Completion> Engine::Generate(const Request& request, Session* ses
   stream.Push(*ended);
   Completion completion = impl.Finish(*ended, cached, times.prefill_s);
   completion.stats.memory = memory.Finish(*ended, loop.report().peak_kv_bytes);
+  for (const RoundStats& round : ended->rounds)
+    if (std::string_view(round.mode) == "arrival") arrival.accepted = round.accepted;
+  completion.stats.arrival = std::move(arrival);
   completion.stats.times = times;
   CountRounds(*ended, &choice);
   completion.stats.choice = choice;
@@ -122,11 +136,23 @@ class BatchRun {
   RequestLoop& loop() { return *loop_; }
 
  private:
-  enum class Phase : uint8_t { kWaiting, kPrompt, kAnswer, kEnded };
+  enum class Phase : uint8_t { kWaiting, kLoading, kPrompt, kAnswer, kEnded };
+  // A request whose prefix a store is asked for, beside the passes of others.
+  struct Loading {
+    size_t idx;
+    std::unique_ptr<Sequence> sequence;
+    DraftSizes sizes;
+    std::shared_ptr<PrefixLoad> load;
+  };
   // Adds those that need not wait for another's prompt.
   void AddReady();
   bool SharesUnfinishedPrompt(size_t idx) const;
   void Add(size_t idx);
+  void AddToLoop(size_t idx, const DraftSizes& sizes, std::unique_ptr<Sequence> s);
+  void TakeLoaded();
+  // False: nothing is loading.
+  bool AwaitLoad();
+  void Stop();
   bool OnStep(size_t idx, int64_t cached, const Sequence& s);
   void OnEnd(size_t idx, int64_t cached, const Sequence& s, const RequestTimes& times);
   // A result that is not a stopped batch's.
@@ -146,6 +172,8 @@ class BatchRun {
   std::unique_ptr<RequestLoop> loop_;
   bool more_ = true;
   bool changed_ = true;  // a phase, since requests were added last
+  std::vector<Loading> loading_;
+  std::unique_ptr<PrefixLoader> loader_;  // made when it is needed
 };
 
 BatchRun::BatchRun(Engine::Impl* impl, absl::Span<const Request> requests,
@@ -175,7 +203,7 @@ BatchRun::BatchRun(Engine::Impl* impl, absl::Span<const Request> requests,
 bool BatchRun::SharesUnfinishedPrompt(size_t idx) const {
   if (impl_->prefixes == nullptr || !requests_[idx].use_prefix_cache) return false;
   for (size_t i = 0; i < idx; ++i) {
-    if (phases_[i] != Phase::kPrompt && phases_[i] != Phase::kWaiting) continue;
+    if (phases_[i] == Phase::kAnswer || phases_[i] == Phase::kEnded) continue;
     if (!requests_[i].use_prefix_cache || requests_[i].prefix_salt != requests_[idx].prefix_salt)
       continue;
     const auto [here, there] = std::mismatch(prompts_[i].begin(), prompts_[i].end(),
@@ -202,7 +230,23 @@ void BatchRun::Add(size_t idx) {
   std::unique_ptr<Sequence> s = *std::move(sequences_[idx]);
   const DraftSizes sizes =
       impl_->FitDraft(requests_[idx], *loop_, static_cast<int>(requests_.size()), s.get());
-  impl_->UsePrefix(requests_[idx], s.get(), /*alone=*/false);
+  std::unique_ptr<PrefixLookup> lookup = impl_->PlanPrefix(requests_[idx], *s, PrefixUse::kShared);
+  const int most_loads = impl_->MostLoads();
+  if (lookup != nullptr && lookup->asks_store() && most_loads > 0) {
+    if (loader_ == nullptr) loader_ = std::make_unique<PrefixLoader>(most_loads);
+    phases_[idx] = Phase::kLoading;
+    loading_.push_back({idx, std::move(s), sizes, loader_->Start(std::move(lookup), {})});
+    return;
+  }
+  if (lookup != nullptr) {
+    lookup->Load();
+    impl_->TakePrefix(std::move(lookup), PrefixUse::kShared, s.get());
+  }
+  AddToLoop(idx, sizes, std::move(s));
+}
+
+void BatchRun::AddToLoop(size_t idx, const DraftSizes& sizes, std::unique_ptr<Sequence> s) {
+  phases_[idx] = Phase::kEnded;
   const int64_t cached = s->full.num_tokens();
   LoopHooks hooks;
   hooks.index = static_cast<int64_t>(idx);
@@ -247,12 +291,38 @@ void BatchRun::OnEnd(size_t idx, int64_t cached, const Sequence& s, const Reques
   if (!absl::IsCancelled(results_[idx].status())) Tell(idx);
 }
 
+void BatchRun::TakeLoaded() {
+  std::vector<Loading> loaded;
+  std::erase_if(loading_, [&](Loading& loading) {
+    const bool done = loading.load->done();
+    if (done) loaded.push_back(std::move(loading));
+    return done;
+  });
+  for (Loading& loading : loaded) {
+    impl_->TakePrefix(loading.load->Take(), PrefixUse::kShared, loading.sequence.get());
+    AddToLoop(loading.idx, loading.sizes, std::move(loading.sequence));
+    changed_ = true;
+  }
+}
+
+bool BatchRun::AwaitLoad() {
+  if (loading_.empty()) return false;
+  loading_.front().load->WaitFor(kLoadTick);
+  return true;
+}
+
+void BatchRun::Stop() {
+  for (const Loading& loading : loading_) loading.load->Cancel();
+  loading_.clear();
+  for (const RequestId id : ids_)  // those that wait, too
+    if (id > 0) loop_->Cancel(id);
+}
+
 void BatchRun::Run() {
-  for (AddReady(); loop_->Step(); AddReady()) {
+  for (AddReady(); loop_->Step() || AwaitLoad(); AddReady()) {
     if (options_.on_progress && !options_.on_progress(loop_->report().num_emitted)) more_ = false;
-    if (more_) continue;
-    for (const RequestId id : ids_)  // those that wait, too
-      if (id > 0) loop_->Cancel(id);
+    if (more_) TakeLoaded();
+    if (!more_) Stop();
   }
 }
 

@@ -1,6 +1,7 @@
 // What an Engine is made of (internal to src/api).
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -36,6 +37,10 @@ struct Session::State {
   explicit State(FullKv full_kv) : full(std::move(full_kv)) {}
 };
 
+// Who has the budget while a prefix is loaded: one sequence its plan, with the cache in what that
+// leaves; or many, who leave it to the scheduler: then nothing of what is loaded is in RAM.
+enum class PrefixUse { kAlone, kShared };
+
 struct Engine::Impl {
   EngineOptions options;
   ModelInfo info;
@@ -62,6 +67,17 @@ struct Engine::Impl {
   // a budget, `alone` says whether the sequence has all of it (its plan), with the cache in what it
   // leaves, or shares it with others, who leave it to the scheduler: then nothing of it is in RAM.
   void UsePrefix(const Request& request, Sequence* sequence, bool alone);
+  // The same in parts (engine/prefix_lookup.h), for who does not wait. Null: no look-up is wanted.
+  std::unique_ptr<PrefixLookup> PlanPrefix(
+      const Request& request, const Sequence& sequence, PrefixUse use,
+      std::function<PrefixChoice(const PrefixFacts&)> choose = {});
+  void TakePrefix(std::unique_ptr<PrefixLookup> lookup, PrefixUse use, Sequence* sequence);
+  // Prefixes that may be loaded at once beside the passes of others; 0: the KV budget has no room
+  // for that.
+  int MostLoads() const;
+  // What they take of the budget while they are loaded.
+  size_t LoadBytes() const;
+  bool prefixes_are_remote() const { return prefixes != nullptr && prefixes->Link().is_remote; }
   // What K/V of this engine depend on besides tokens. REQUIRES: `digest` is computed.
   PrefixIdentity Identity() const;
   // Seconds in which the rows that the sequence's prompt lacks could be computed: a guess.

@@ -117,20 +117,21 @@ LoopOptions Engine::Impl::MakeLoopOptions(int64_t longest) const {
   LoopOptions loop;
   loop.max_pass_rows = std::clamp<int64_t>(options.prefill_chunk, 1, kMaxPassRows);
   if (tier == nullptr) return loop;
-  loop.kv_memory = options.kv_memory;
+  const size_t kv_memory = options.kv_memory - LoadBytes();
+  loop.kv_memory = kv_memory;
   if (options.kv_read_limit > 0) loop.link_bytes_per_s = static_cast<double>(options.kv_read_limit);
   // Room for a pass's open blocks is kept while prompts are computed: a small budget takes small
   // chunks.
   const int64_t block_bytes = static_cast<int64_t>(tier->pool().block_bytes());
-  const int64_t blocks = static_cast<int64_t>(options.kv_memory) / kOpenShare / block_bytes;
+  const int64_t blocks = static_cast<int64_t>(kv_memory) / kOpenShare / block_bytes;
   loop.max_pass_rows =
       std::min(loop.max_pass_rows, std::max(kLeastPassRows, blocks * kBlockTokens));
   // Staging for a few KV heads of the longest, or a third of the budget where that is less.
   const size_t slot = tier->staging().slot_bytes();
   const size_t head = HeadSlots(longest);
-  loop.rebuild_bytes = std::min<size_t>(options.kv_memory / 4, head * slot);
-  const size_t slots = std::max(head, std::min(kStagingHeads * head, options.kv_memory / 3 / slot));
-  loop.staging_bytes = std::min<size_t>(options.kv_memory - loop.rebuild_bytes, slots * slot);
+  loop.rebuild_bytes = std::min<size_t>(kv_memory / 4, head * slot);
+  const size_t slots = std::max(head, std::min(kStagingHeads * head, kv_memory / 3 / slot));
+  loop.staging_bytes = std::min<size_t>(kv_memory - loop.rebuild_bytes, slots * slot);
   return loop;
 }
 

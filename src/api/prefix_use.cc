@@ -9,7 +9,9 @@
 #include "base/text.h"
 #include "engine/logits_chain.h"
 #include "engine/scorers.h"
+#include "engine/stored_prefixes.h"
 #include "remote/open_store.h"
+#include "scheduler/prefix_plan.h"
 
 namespace vericache {
 
@@ -24,10 +26,10 @@ PrefixIdentity Engine::Impl::Identity() const {
 }
 
 double Engine::Impl::RecomputeSeconds(const Sequence& s) const {
-  const PassGuess guess = GuessPass(*model, pool->num_threads());
-  const double rows = static_cast<double>(s.num_prompt - s.full.num_tokens());
-  return rows * (guess.row_s + guess.attention_s * static_cast<double>(s.num_prompt) / 2) +
-         guess.pass_s;
+  const CostModel costs = experience != nullptr
+                              ? experience->costs
+                              : CostModel(GuessPass(*model, pool->num_threads()), 1e9);
+  return PrefillSeconds(costs, s.full.num_tokens(), s.num_prompt);
 }
 
 absl::Status Engine::Impl::OpenPrefixCache(const FileIdentity& loaded) {
@@ -35,6 +37,10 @@ absl::Status Engine::Impl::OpenPrefixCache(const FileIdentity& loaded) {
   if (options.prefix_store_mode != "rw" && options.prefix_store_mode != "ro")
     return absl::InvalidArgumentError(
         StrCat("prefix store mode is '", options.prefix_store_mode, "', expected rw or ro"));
+  constexpr std::string_view kPlans[] = {"auto", "load", "draft-first", "recompute"};
+  if (std::find(std::begin(kPlans), std::end(kPlans), options.prefix_plan) == std::end(kPlans))
+    return absl::InvalidArgumentError(StrCat("prefix plan is '", options.prefix_plan,
+                                             "', expected auto, load, draft-first or recompute"));
   PrefixCacheOptions cache;
   cache.memory_bytes = options.prefix_memory_bytes;
   if (tier != nullptr) cache.memory_bytes = std::min(cache.memory_bytes, options.kv_memory);
@@ -85,25 +91,52 @@ void Engine::Impl::LimitPrefixes(uint64_t bytes) {
   if (tier != nullptr && prefixes != nullptr) prefixes->LimitMemory(bytes);
 }
 
-void Engine::Impl::UsePrefix(const Request& request, Sequence* s, bool alone) {
+std::unique_ptr<PrefixLookup> Engine::Impl::PlanPrefix(
+    const Request& request, const Sequence& s, PrefixUse use,
+    std::function<PrefixChoice(const PrefixFacts&)> choose) {
+  const bool alone = use == PrefixUse::kAlone;
   PrefixRoom room;
-  if (tier != nullptr) room.hot_blocks = alone && s->memory.has_value() ? s->memory->hot_blocks : 0;
-  if (tier != nullptr && alone) room.memory_bytes = RoomBeside(*s);
+  if (tier != nullptr) room.hot_blocks = alone && s.memory.has_value() ? s.memory->hot_blocks : 0;
+  if (tier != nullptr && alone) room.memory_bytes = RoomBeside(s);
   if (!request.use_prefix_cache || !PrefixesHold()) {
     if (alone) LimitPrefixes(room.memory_bytes);
-    return;
+    return nullptr;
   }
   // A store that takes longer than computing is of no use.
-  room.recompute_s = RecomputeSeconds(*s);
-  PrefixHit hit =
-      prefixes->Find(s->tokens, request.prefix_salt, s->spec, s->full.num_tokens(), room);
+  room.recompute_s = RecomputeSeconds(s);
+  room.choose = std::move(choose);
+  return prefixes->Plan(s.tokens, request.prefix_salt, s.spec, s.full.num_tokens(), room);
+}
+
+void Engine::Impl::TakePrefix(std::unique_ptr<PrefixLookup> lookup, PrefixUse use, Sequence* s) {
+  PrefixHit hit = prefixes->Finish(std::move(lookup));
   if (hit.full.has_value()) {
     s->full = std::move(*hit.full);
-    if (alone) (void)ApplyPlan(s);  // an error would show in the first pass
+    if (use == PrefixUse::kAlone) (void)ApplyPlan(s);  // an error would show in the first pass
     s->draft.reset();
     if (hit.draft.has_value()) s->draft.emplace(std::move(*hit.draft));
   }
   if (hit.scores != nullptr && !HasScores(*s)) SetScores(s, std::move(hit.scores));
+}
+
+int Engine::Impl::MostLoads() const {
+  constexpr size_t kMost = 4, kShare = 8;  // of the budget
+  if (tier == nullptr) return kMost;
+  const size_t bytes = kLoadedAtOnce * tier->pool().block_bytes();
+  return static_cast<int>(std::min(kMost, options.kv_memory / kShare / bytes));
+}
+
+size_t Engine::Impl::LoadBytes() const {
+  if (tier == nullptr || options.prefix_store.empty()) return 0;
+  return MostLoads() * kLoadedAtOnce * tier->pool().block_bytes();
+}
+
+void Engine::Impl::UsePrefix(const Request& request, Sequence* s, bool alone) {
+  const PrefixUse use = alone ? PrefixUse::kAlone : PrefixUse::kShared;
+  std::unique_ptr<PrefixLookup> lookup = PlanPrefix(request, *s, use);
+  if (lookup == nullptr) return;
+  lookup->Load();
+  TakePrefix(std::move(lookup), use, s);
 }
 
 void Engine::Impl::KeepPrefix(const Request& request, const Sequence& s, int64_t known_tokens) {

@@ -15,6 +15,7 @@ namespace vericache {
 namespace {
 
 constexpr size_t kMaxMessage = 300;
+constexpr size_t kIdleConnections = 64;  // a new one costs round trips
 
 // One line of printable text: it comes from a network.
 std::string Sanitised(std::string_view text) {
@@ -71,12 +72,14 @@ class HttpVerifier : public RemoteVerifier {
   void Close(const std::string& session) override {
     (void)Post("close", EncodeSession(session), std::min(options_.timeout_s, 2.0));
   }
+  void Interrupt() override { http_.Interrupt(); }
   std::string name() const override { return url_; }
 
  private:
   static HttpSettings SettingsOf(const ConnectOptions& options) {
     HttpSettings settings;
     settings.ca_file = options.ca_file;
+    settings.idle_max = kIdleConnections;
     return settings;
   }
 

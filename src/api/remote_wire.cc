@@ -233,6 +233,7 @@ std::string EncodeRemote(const RemoteVerified& m) {
   out.List(m.emitted);
   out.List(m.row_hashes);
   out.Put(m.finish);
+  out.Put(m.busy_s);
   out.Text(m.rows);
   return out.Finish();
 }
@@ -247,6 +248,7 @@ absl::StatusOr<RemoteVerified> DecodeRemoteVerified(std::string_view bytes) {
   in.List(&m.row_hashes);
   const uint8_t finish = in.Get<uint8_t>();
   if (finish > static_cast<uint8_t>(RemoteFinish::kLength)) in.Refuse();
+  m.busy_s = in.Get<double>();
   m.rows = in.Text();
   VC_RETURN_IF_ERROR(in.Finish());
   m.finish = static_cast<RemoteFinish>(finish);

@@ -5,34 +5,12 @@
 #include <utility>
 
 #include "api/engine_impl.h"
+#include "api/request_loop_impl.h"
 #include "base/check.h"
 #include "base/text.h"
 #include "base/types.h"
 
 namespace vericache {
-
-// What a pass should take on a machine of this class: two cores read 20 GB a second and give 150
-// GFLOP/s of attention and 250 G multiply-adds of int8 codes (../shared measurements, rounded).
-PassGuess GuessPass(const Model& model, int num_threads) {
-  constexpr double kBytesPerSecond = 20e9, kThreadFlops = 75e9, kThreadMacs = 125e9;
-  constexpr double kWeightBytes = 0.75;  // of one weight, in the usual formats
-  const ModelConfig& c = model.config;
-  const double bytes = static_cast<double>(model.weights.packed_bytes);
-  const double weights = bytes / kWeightBytes;
-  const double head = static_cast<double>(c.vocab_size) * static_cast<double>(c.hidden_size);
-  PassGuess guess;
-  guess.output_s = head * kWeightBytes / kBytesPerSecond;
-  guess.pass_s = std::max(0.2 * bytes, bytes - head * kWeightBytes) / kBytesPerSecond;
-  guess.row_s = std::max(0.0, weights - head) / (kThreadMacs * num_threads);
-  guess.logit_row_s = head / (kThreadMacs * num_threads);
-  guess.attention_s = 4.0 * c.num_heads * c.head_dim * c.num_layers / (kThreadFlops * num_threads);
-  const double read_s = static_cast<double>(c.kv_shape().bytes_per_token()) / kBytesPerSecond;
-  guess.full_token_s = std::max(0.0, read_s - guess.attention_s);
-  guess.draft_byte_s = 2 / kBytesPerSecond;
-  // Votes are about as many bytes as K/V, and are written and read.
-  guess.chosen_token_s = 2 * read_s;
-  return guess;
-}
 
 namespace {
 
@@ -92,30 +70,6 @@ StepKind KindOf(WorkKind kind) {
 
 }  // namespace
 
-std::shared_ptr<Experience> NewExperience(const Model& model, int num_threads,
-                                          double link_bytes_per_s) {
-  return std::make_shared<Experience>(
-      GuessPass(model, num_threads),
-      link_bytes_per_s > 0 ? link_bytes_per_s : Limits().link_bytes_per_s);
-}
-
-struct RequestLoop::Running {
-  std::unique_ptr<Sequence> sequence;
-  LoopHooks hooks;
-  std::optional<PromptJob> prompt;
-  bool drafts = false;       // its spec asked for a draft KV
-  bool draft_ended = false;  // nothing sensible can follow the last drafted token
-  double added_s = 0;
-  double last_tokens_s = 0;
-  double round_draft_s = 0;  // of the current round
-  double proposal_s = 0;     // of the current step
-  std::vector<TokenId> proposal;
-  uint32_t modes = 0;
-  bool no_staging = false;  // in the current step
-  size_t round_draft_bytes = 0, round_full_bytes = 0;
-  RequestTimes times;
-};
-
 RequestLoop::RequestLoop(const LoopParts& parts, const LoopOptions& options)
     : parts_(parts),
       options_(options),
@@ -137,6 +91,7 @@ RequestInfo RequestLoop::InfoOf(const Sequence& s, const DraftSizes& sizes, int 
   info.prompt_tokens = s.num_prompt;
   info.cached_tokens = s.full.num_tokens();
   info.max_tokens = std::max<int64_t>(1, s.max_tokens);
+  info.emitted_tokens = s.num_emitted();
   info.full_bytes_per_token = CeilDiv(block_bytes, kBlockTokens);
   info.draft_bytes_per_token = sizes.bytes_per_token;
   info.tail_bytes_per_token = static_cast<int64_t>(s.full.shape().bytes_per_token());
@@ -170,6 +125,12 @@ absl::Status RequestLoop::CheckFits(const Sequence& sequence, const DraftSizes& 
   return Scheduler(LimitsOf(parts_, options_), SchedulerOptionsOf(options_)).Add(info, 0);
 }
 
+absl::Status RequestLoop::CheckRemoteFits(const Sequence& sequence, RequestId id) const {
+  RequestInfo info = RemoteInfoOf(sequence, 0);
+  info.id = id;
+  return Scheduler(LimitsOf(parts_, options_), SchedulerOptionsOf(options_)).Add(info, 0);
+}
+
 DraftSizes RequestLoop::FitDraft(uint32_t modes, int together, Sequence* sequence) const {
   const KvShape& shape = sequence->full.shape();
   const DraftSizes asked = DraftSizesOf(shape, sequence->spec, modes);
@@ -195,21 +156,26 @@ DraftSizes RequestLoop::FitDraft(uint32_t modes, int together, Sequence* sequenc
 absl::StatusOr<RequestId> RequestLoop::Add(std::unique_ptr<Sequence> sequence,
                                            const DraftSizes& sizes, LoopHooks hooks, int priority,
                                            double max_burst_s) {
-  const Sequence& s = *sequence;
-  RequestInfo info = InfoOf(s, sizes, priority, max_burst_s);
+  const RequestInfo info = InfoOf(*sequence, sizes, priority, max_burst_s);
+  return AddRequest(info, std::move(sequence), std::move(hooks));
+}
+
+absl::StatusOr<RequestId> RequestLoop::AddRequest(RequestInfo info,
+                                                  std::unique_ptr<Sequence> sequence,
+                                                  LoopHooks hooks) {
   info.id = next_id_;
   if (absl::Status status = scheduler_.Add(info, Now()); !status.ok()) return status;
   if (parts_.tier != nullptr && !options_.planned_memory) {
-    // The scheduler gives hot blocks; until then there are none.
-    sequence->full.set_hot_blocks(0);
+    // The scheduler gives hot blocks, and its open one; until then there are none.
     sequence->full.set_fetch_slots(info.min_staging_bytes / parts_.tier->staging().slot_bytes());
-    if (absl::Status status = sequence->full.Spill(); !status.ok()) {
+    if (absl::Status status = sequence->full.SpillAll(); !status.ok()) {
       (void)scheduler_.Cancel(info.id);
       return status;
     }
   }
   auto running = std::make_unique<Running>();
-  running->drafts = s.spec.enabled;
+  running->drafts = sequence->spec.enabled;
+  running->remote = info.remote;
   running->modes = info.modes;
   running->sequence = std::move(sequence);
   running->hooks = std::move(hooks);
@@ -255,11 +221,10 @@ void RequestLoop::Preempt(const Preemption& preemption) {
   s.small.reset();
   r.draft_ended = false;
   s.full.CancelFetch();
-  s.full.set_hot_blocks(0);
   if (preemption.drop_full_kv) {
     r.prompt.reset();
     s.full.Clear();
-  } else if (absl::Status status = s.full.Spill(); !status.ok()) {
+  } else if (absl::Status status = s.full.SpillAll(); !status.ok()) {
     s.Fail(std::move(status));
   }
 }
@@ -369,6 +334,7 @@ void RequestLoop::PlanItems(const StepPlan& plan) {
       r.round_draft_bytes = s.draft.has_value() ? s.draft->num_bytes() : 0;
       r.round_full_bytes = s.full.num_bytes();
     }
+    if (r.remote && item.kind == StepKind::kVerify && !s.done()) PutQuestion(work.draft_len, &r);
     if (s.done() || (item.kind == StepKind::kDraft && (r.draft_ended || !s.draft.has_value())))
       item.rows = 0;
     items_.push_back(std::move(item));
@@ -440,6 +406,11 @@ WorkResult RequestLoop::ResultOf(const Work& work, const StepItem& item, double 
   result.fetched_bytes = item.fetched;
   result.fetch_s = static_cast<double>(item.fetch_ns) * 1e-9;
   if (work.kind == WorkKind::kDraft && item.rows > 0) TakeDraft(item, pass_s, &r, &result);
+  if (work.kind == WorkKind::kPrefill && item.num_emitted > 0 && !s.rounds.empty()) {
+    result.num_drafted = s.rounds.back().drafted;  // that came with the prompt
+    result.num_accepted = s.rounds.back().accepted;
+    s.rounds.back().verify_ns = static_cast<int64_t>(pass_s * 1e9);
+  }
   if (work.kind == WorkKind::kVerify && item.num_emitted > 0) {
     RoundStats& round = s.rounds.back();
     round.draft_ns = static_cast<int64_t>(r.round_draft_s * 1e9);
@@ -515,7 +486,9 @@ bool RequestLoop::Step() {
   const StepPlan plan = scheduler_.Schedule(Now());
   Apply(plan);
   report_.most_running = std::max(report_.most_running, scheduler_.usage().num_running);
-  if (plan.idle()) return !running_.empty();
+  if (plan.idle())
+    return std::any_of(running_.begin(), running_.end(),
+                       [](const auto& of) { return !of.second->parked; });
   PlanItems(plan);
   HoldStaging(plan);
   std::vector<StepItem> run;
@@ -537,6 +510,7 @@ bool RequestLoop::Step() {
   // A pass of nothing says nothing about costs.
   report.pass_s = run.empty() ? std::max(1e-6, plan.predicted_s) : std::max(1e-6, end_s - begin_s);
   std::vector<RequestId> ended, stopped;
+  std::vector<std::pair<RequestId, WorkKind>> done;
   size_t draft_bytes = 0;
   for (size_t i = 0; i < items_.size(); ++i) {
     const Work& work = plan.work[i];
@@ -550,6 +524,8 @@ bool RequestLoop::Step() {
       ended.push_back(work.id);
     } else if (r.hooks.on_step && !r.hooks.on_step(*r.sequence)) {
       stopped.push_back(work.id);
+    } else if (result.outcome == WorkOutcome::kDone) {
+      done.emplace_back(work.id, work.kind);
     }
   }
   report.stall_s = std::min(report.stall_s, report.pass_s);
@@ -570,6 +546,7 @@ bool RequestLoop::Step() {
   const absl::Status status = scheduler_.Report(report);
   VC_CHECK(status.ok());
   report_.prediction_error = scheduler_.cost_model().relative_error();
+  for (const auto& [id, kind] : done) Park(id, kind);
   for (const RequestId id : ended) End(id);
   for (const RequestId id : stopped) Cancel(id);
   return true;

@@ -17,6 +17,8 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
 #include "api/draft_sizes.h"
 #include "api/proposals.h"
 #include "base/thread_pool.h"
@@ -72,6 +74,9 @@ struct LoopHooks {
   std::function<bool(const Sequence&)> on_step;
   // Prompt rows done and in all. False: cancel it.
   std::function<bool(int64_t done, int64_t total)> on_prefill;
+  // Of a remote sequence: its prompt has been computed, or its question has been answered, and it
+  // goes on. It waits for Ask() from here on.
+  std::function<void(const Sequence&)> on_parked;
   // Exactly once, whatever became of it; the sequence's finish and error say what.
   std::function<void(std::unique_ptr<Sequence>, const RequestTimes&)> on_end;
 };
@@ -86,12 +91,25 @@ class RequestLoop {
   RequestLoop(const LoopParts& parts, const LoopOptions& options);
   ~RequestLoop();
 
-  // Takes a sequence that has nothing computed but what a session or a cache gave it.
+  // Takes a sequence that has nothing computed but what a session or a cache gave it, and perhaps
+  // tokens of its answer, whose K/V are computed with the prompt's.
   // ERRORS: kResourceExhausted: it can never fit, with numbers; hooks.on_end is not called.
   absl::StatusOr<RequestId> Add(std::unique_ptr<Sequence> sequence, const DraftSizes& sizes,
                                 LoopHooks hooks, int priority = 0, double max_burst_s = 0);
+  // The same for a sequence whose drafts come from outside: it computes its prompt, and then what
+  // Ask() wants. It may begin with tokens that were emitted elsewhere. Its K/V stay in memory as
+  // far as others leave room. ERRORS: as Add().
+  absl::StatusOr<RequestId> AddRemote(std::unique_ptr<Sequence> sequence, LoopHooks hooks,
+                                      int priority = 0);
+  // Which of `drafted` hold: a verification of as many of them as a pass, the memory and the answer
+  // have room for. Of none: `plain_tokens` tokens, a pass each. hooks.on_parked or on_end follow.
+  // ERRORS: those of Scheduler::Ask().
+  absl::Status Ask(RequestId id, absl::Span<const TokenId> drafted, int plain_tokens);
+  // The sequence of a request that has not ended, for reading between steps; null otherwise.
+  const Sequence* Find(RequestId id) const;
   // What Add() would refuse; `id` is its name in messages. THREADS: safe beside anything else.
   absl::Status CheckFits(const Sequence& sequence, const DraftSizes& sizes, RequestId id) const;
+  absl::Status CheckRemoteFits(const Sequence& sequence, RequestId id) const;
   // Makes the sequence's draft KV smaller until it fits beside what the request needs in any case,
   // and says what of it the scheduler must know. One that cannot be made to fit is left as it is:
   // it will not be made. `modes`: as DraftSizes has them. together: so many requests like this one
@@ -100,7 +118,7 @@ class RequestLoop {
   DraftSizes FitDraft(uint32_t modes, int together, Sequence* sequence) const;
   // Takes effect with the next step.
   void Cancel(RequestId id);
-  // One pass. False: there is nothing to do.
+  // One pass. False: there is nothing to do but wait for questions.
   bool Step();
 
   // COST: looks at every block.
@@ -117,6 +135,11 @@ class RequestLoop {
   RequestInfo InfoOf(const Sequence& sequence, const DraftSizes& sizes, int priority,
                      double max_burst_s) const;
   Running& At(RequestId id) { return *running_.at(id); }
+  RequestInfo RemoteInfoOf(const Sequence& sequence, int priority) const;
+  absl::StatusOr<RequestId> AddRequest(RequestInfo info, std::unique_ptr<Sequence> sequence,
+                                       LoopHooks hooks);
+  static void PutQuestion(int length, Running* running);
+  void Park(RequestId id, WorkKind kind);
   void Apply(const StepPlan& plan);
   void Admit(const Admission& admission);
   void Preempt(const Preemption& preemption);

@@ -68,6 +68,7 @@ absl::StatusOr<std::vector<std::unique_ptr<ServeChoice>>> MakeServeJob(
   job->request = std::move(request.request);
   job->num_choices = request.num_choices;
   job->choices_to_start = request.num_choices;
+  job->needs_logits = request.logprobs || request.prompt_logprobs;
   job->sink = std::move(sink);
   std::vector<std::unique_ptr<ServeChoice>> choices;
   for (int i = 0; i < job->num_choices; ++i) {

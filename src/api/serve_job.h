@@ -9,6 +9,7 @@
 #include "api/choice_stream.h"
 #include "api/engine_impl.h"
 #include "api/request_loop.h"
+#include "engine/prefix_loader.h"
 #include "vericache/serving.h"
 
 namespace vericache {
@@ -20,9 +21,15 @@ struct ServeChoice {
   std::shared_ptr<ServeJob> job;
   int index = 0;
   std::unique_ptr<Sequence> sequence;  // null once it runs
+  std::shared_ptr<PrefixLoad> load;    // of its prefix, before it runs here
+  double load_s = 0;                   // when that began, or how long it took
   std::optional<ChoiceStream> stream;
   // While it runs.
   RequestId loop_id = 0;
+  int64_t remote_id = 0;     // > 0: a verifier elsewhere has its full KV
+  bool handed_over = false;  // it was so
+  DraftSpec local_spec;      // of one that may be handed over
+  RemoteStats remote;        // of one that was
   int64_t known_tokens = 0;  // rows that a prefix or another choice gave it
   int64_t prompt_done = 0;   // rows of the prompt
   bool answering = false;    // its first token is there
@@ -36,6 +43,7 @@ struct ServeJob {
   Request request;  // of choice 0, without its prompt
   std::vector<TokenId> prompt;
   int num_choices = 1;
+  bool needs_logits = false;  // here: no verifier can serve it
   std::shared_ptr<ServeSink> sink;
   DraftSizes sizes;
   double virtual_arrival_s = 0;  // the scheduler's order (scheduler/scheduler.h)

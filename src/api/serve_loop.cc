@@ -1,6 +1,7 @@
 #include "api/serve_loop.h"
 
 #include <algorithm>
+#include <chrono>
 #include <string>
 #include <utility>
 
@@ -11,9 +12,33 @@
 namespace vericache {
 namespace {
 
-LoopOptions OptionsOf(const EngineAccess::Impl& engine, const ServiceOptions& options) {
-  LoopOptions loop = engine.MakeServiceLoopOptions();
+LoopOptions OptionsOf(EngineAccess::Impl* engine, const ServiceOptions& options) {
+  LoopOptions loop = engine->MakeServiceLoopOptions();
+  loop.on_cache_room = [engine](int64_t bytes) { engine->LimitPrefixes(bytes); };
   loop.max_running = options.max_running;
+  return loop;
+}
+
+RemoteLoopOptions RemoteOptionsOf(const EngineAccess::Impl& engine, const ServiceOptions& options,
+                                  std::function<void()> on_event) {
+  RemoteLoopOptions loop;
+  loop.remote = options.remote;
+  loop.max_pass_rows = engine.options.prefill_chunk;
+  // Others wait for a pass: one of provisional rows is kept to half of what a stream may pause.
+  if (options.max_burst_s > 0) {
+    const PassGuess pass = GuessPass(*engine.model, engine.pool->num_threads());
+    const double rows = options.max_burst_s / 2 / std::max(1e-9, pass.row_s);
+    loop.max_pass_rows =
+        static_cast<int64_t>(std::clamp<double>(rows, 16, static_cast<double>(loop.max_pass_rows)));
+  }
+  loop.max_calls = options.max_running + 1;
+  loop.max_burst_s = options.max_burst_s;
+  loop.draft_memory = options.remote_draft_memory;
+  loop.interrupts = true;
+  const auto pause = std::chrono::milliseconds(
+      std::max<int64_t>(1, static_cast<int64_t>(options.verifier_pause_s * 1e3)));
+  loop.breaker = {1, pause, 60 * pause};
+  loop.on_event = std::move(on_event);
   return loop;
 }
 
@@ -23,15 +48,33 @@ constexpr double kPrefixStatsSeconds = 0.5;
 
 ServeLoop::ServeLoop(Engine* engine, const ServiceOptions& options,
                      std::function<void(const ServiceStats&)> publish,
-                     std::function<bool(ServeId)> wants_cancel)
+                     std::function<bool(ServeId)> wants_cancel, std::function<void()> on_event)
     : engine_(engine),
       impl_(EngineAccess::Of(engine)),
       options_(options),
       publish_(std::move(publish)),
       wants_cancel_(std::move(wants_cancel)),
+      on_event_(std::move(on_event)),
       logprobs_(impl_->model->kernels, impl_->model->config.vocab_size,
                 impl_->tokenizer->vocab_size()),
-      loop_(impl_->MakeLoopParts(), OptionsOf(*impl_, options)) {}
+      loop_(impl_->MakeLoopParts(), OptionsOf(impl_, options)) {
+  std::vector<RemoteVerifier*> verifiers;
+  for (const auto& verifier : options_.verifiers) verifiers.push_back(verifier.get());
+  if (verifiers.empty()) return;
+  remote_ = std::make_unique<RemoteLoop>(impl_, std::move(verifiers),
+                                         RemoteOptionsOf(*impl_, options_, on_event_));
+}
+
+size_t ServeLoop::num_here() const {
+  return std::count_if(active_.begin(), active_.end(), [](const auto& choice) {
+    return choice->remote_id == 0 && choice->load == nullptr;
+  });
+}
+
+bool ServeLoop::ready() const {
+  return (changed_ && !waiting_.empty()) || num_here() > 0 || HasLoaded() ||
+         (remote_ != nullptr && remote_->ready());
+}
 
 absl::StatusOr<ServeChoices> ServeLoop::MakeChoices(ServeId id, ServeRequest request,
                                                     std::shared_ptr<ServeSink> sink) {
@@ -53,8 +96,14 @@ void ServeLoop::Cancel(ServeId id) {
   for (const auto& choice : active_) {
     if (choice->job->id != id) continue;
     choice->job->cancelled = true;
-    loop_.Cancel(choice->loop_id);
+    if (choice->load != nullptr) continue;
+    if (choice->remote_id > 0) {
+      remote_->Cancel(choice->remote_id);
+    } else {
+      loop_.Cancel(choice->loop_id);
+    }
   }
+  CancelLoads(id);
   ServeChoices ended;
   for (std::unique_ptr<ServeChoice>& choice : waiting_)
     if (choice->job->id == id) ended.push_back(std::move(choice));
@@ -78,7 +127,7 @@ bool ServeLoop::AwaitsPrompt(const ServeChoice& choice) const {
   const ServeJob& job = *choice.job;
   if (impl_->prefixes == nullptr || !job.request.use_prefix_cache || choice.index > 0) return false;
   for (const auto& other : active_) {
-    if (other->answering || !other->job->request.use_prefix_cache ||
+    if (other->answering || other->remote_id > 0 || !other->job->request.use_prefix_cache ||
         other->job->request.prefix_salt != job.request.prefix_salt)
       continue;
     const std::vector<TokenId>& theirs = other->job->prompt;
@@ -94,7 +143,7 @@ bool ServeLoop::AwaitsPrompt(const ServeChoice& choice) const {
 
 bool ServeLoop::MayStart(const ServeChoice& choice) const {
   if (choice.index > 0 && !choice.job->prompt_over) return false;
-  return !AwaitsPrompt(choice);
+  return GoesToVerifier(choice) || !AwaitsPrompt(choice);
 }
 
 void ServeLoop::StartReady() {
@@ -113,23 +162,23 @@ void ServeLoop::StartReady() {
   }
 }
 
-// What choice 0 has computed, or what the prefix cache has.
-void ServeLoop::BeginWithPrompt(ServeChoice* choice, Sequence* s) {
+// With what choice 0 has computed. False: the prefix cache is to be asked.
+bool ServeLoop::BeginWithPrompt(ServeChoice* choice) {
   ServeJob& job = *choice->job;
-  if (choice->index == 0 || !job.full.has_value()) {
-    // A prompt whose logits are wanted has to be computed.
-    if (!s->on_prompt_row) impl_->UsePrefix(job.request, s, /*alone=*/false);
-    if (choice->index == 0) job.cached_tokens = s->full.num_tokens();
-  } else {
-    s->full = job.full->Fork();
-    if (job.draft.has_value()) s->draft.emplace(job.draft->Copy());
-    if (job.scores != nullptr && !HasScores(*s)) SetScores(s, job.scores);
-  }
+  Sequence* s = choice->sequence.get();
+  if (choice->index == 0 || !job.full.has_value()) return false;
+  s->full = job.full->Fork();
+  if (job.draft.has_value()) s->draft.emplace(job.draft->Copy());
+  if (job.scores != nullptr && !HasScores(*s)) SetScores(s, job.scores);
   choice->known_tokens = choice->prompt_done = s->full.num_tokens();
-  if (--job.choices_to_start > 0) return;
-  job.full.reset();
-  job.draft.reset();
-  job.scores.reset();
+  return true;
+}
+
+void ServeLoop::ChoiceBegins(ServeJob* job) {
+  if (--job->choices_to_start > 0) return;
+  job->full.reset();
+  job->draft.reset();
+  job->scores.reset();
 }
 
 LoopHooks ServeLoop::MakeHooks(ServeChoice* choice) {
@@ -146,28 +195,37 @@ LoopHooks ServeLoop::MakeHooks(ServeChoice* choice) {
   hooks.on_end = [this, choice](std::unique_ptr<Sequence> s, const RequestTimes& times) {
     // Rows computed before a user gave up hold all the same: the next try goes on from them.
     if (absl::IsCancelled(s->error)) s->finish = FinishReason::kNone;
-    OnEnd(choice, *s, times);
+    RequestTimes all = times;
+    for (double* time : {&all.start_s, &all.first_token_s, &all.end_s})
+      if (*time > 0) *time += choice->load_s;
+    OnEnd(choice, *s, all);
   };
   return hooks;
 }
 
 void ServeLoop::Start(std::unique_ptr<ServeChoice> choice) {
-  std::unique_ptr<Sequence> s = std::move(choice->sequence);
-  BeginWithPrompt(choice.get(), s.get());
-  const ServeJob& job = *choice->job;
-  const absl::StatusOr<RequestId> id = loop_.Add(std::move(s), job.sizes, MakeHooks(choice.get()),
-                                                 job.request.priority, options_.max_burst_s);
-  if (!id.ok()) {
-    EndUnstarted(std::move(choice), id.status());
-    return;
-  }
-  choice->loop_id = *id;
+  if (GoesToVerifier(*choice)) return StartRemote(std::move(choice));
+  const bool begun = BeginWithPrompt(choice.get());
+  ChoiceBegins(choice->job.get());
   active_.push_back(std::move(choice));
+  if (begun) return AddHere(active_.back().get());
+  FindPrefix(active_.back().get());
+}
+
+void ServeLoop::AddHere(ServeChoice* choice) {
+  const ServeJob& job = *choice->job;
+  const absl::StatusOr<RequestId> id =
+      loop_.Add(std::move(choice->sequence), job.sizes, MakeHooks(choice), job.request.priority,
+                options_.max_burst_s);
+  if (!id.ok()) return EndUnstarted(Release(choice), id.status());
+  choice->loop_id = *id;
 }
 
 void ServeLoop::Step() {
+  TakeLoaded();
   StartReady();
-  loop_.Step();
+  if (remote_ != nullptr) remote_->Step();
+  if (num_here() > 0) loop_.Step();
   if (NowSeconds() - prefix_stats_s_ > kPrefixStatsSeconds || !has_work()) RefreshPrefixStats();
   Publish();
 }
@@ -236,7 +294,9 @@ void ServeLoop::OnEnd(ServeChoice* running, const Sequence& s, const RequestTime
   const ServeJob& job = *choice->job;
   Count(choice.get(), s);
   PromptIsOver(choice.get(), s);
-  impl_->KeepPrefix(job.request, s, choice->answering ? s.num_prompt : choice->known_tokens);
+  const bool kept_prompt = choice->answering && !choice->handed_over;
+  if (choice->remote_id == 0)
+    impl_->KeepPrefix(job.request, s, kept_prompt ? s.num_prompt : choice->known_tokens);
   ServeEnd end;
   if (s.finish == FinishReason::kError) {
     end.status = s.error;
@@ -264,7 +324,13 @@ void ServeLoop::OnEnd(ServeChoice* running, const Sequence& s, const RequestTime
   memory.streamed_bytes = totals.bytes;
   memory.stream_s = static_cast<double>(totals.transfer_ns) * 1e-9;
   memory.stream_wait_s = static_cast<double>(totals.wait_ns) * 1e-9;
-  if (choice->index == 0 && s.full.num_tokens() >= s.num_prompt)
+  if (choice->remote_id > 0)
+    completion.stats.full_bytes =
+        impl_->model->config.kv_shape().bytes_per_token() * (s.tokens.size() - 1);
+  completion.stats.remote = std::move(choice->remote);
+  if (choice->handed_over)
+    completion.stats.remote.local_tokens = s.num_emitted() - completion.stats.remote.remote_tokens;
+  if (choice->index == 0 && (s.full.num_tokens() >= s.num_prompt || s.num_emitted() > 0))
     stats_.prompt_tokens += s.num_prompt;
   SendEnd(choice.get(), std::move(end));
 }
@@ -309,6 +375,7 @@ void ServeLoop::Publish() {
   const KvBytes bytes = loop_.kv_bytes();
   stats_.kv_ram_bytes = bytes.ram;
   stats_.kv_spilled_bytes = bytes.spilled;
+  PublishRemote();
   publish_(stats_);
 }
 

@@ -1,20 +1,32 @@
 #include "api/service.h"
 
 #include <algorithm>
+#include <chrono>
 #include <limits>
 #include <utility>
 
+#include "api/remote_loop.h"
 #include "base/status_macros.h"
 #include "base/text.h"
 
 namespace vericache {
+namespace {
+
+// How often a stop looks at the clock while verifiers or stores are waited for.
+constexpr auto kStopLook = std::chrono::milliseconds(50);
+
+}  // namespace
 
 Service::Service(std::unique_ptr<Engine> engine, const ServiceOptions& options)
     : engine_(std::move(engine)),
       options_(options),
       loop_(
           engine_.get(), options, [this](const ServiceStats& stats) { Publish(stats); },
-          [this](ServeId id) { return WantsCancel(id); }),
+          [this](ServeId id) { return WantsCancel(id); },
+          [this] {
+            { const std::lock_guard<std::mutex> lock(mutex_); }
+            wake_.notify_one();
+          }),
       deadline_s_(std::numeric_limits<double>::infinity()) {
   thread_ = std::thread([this] { Run(); });
 }
@@ -112,7 +124,8 @@ void Service::Publish(const ServiceStats& stats) {
   const std::lock_guard<std::mutex> lock(mutex_);
   const int64_t ended = stats.finished + stats.cancelled + stats.failed;
   num_open_ = num_submitted_ - ended;
-  if (stats.num_passes != stats_.num_passes) progress_s_ = NowSeconds();
+  if (stats.num_passes != stats_.num_passes || stats.remote.replies != stats_.remote.replies)
+    progress_s_ = NowSeconds();
   stats_ = stats;
 }
 
@@ -129,9 +142,17 @@ bool Service::TakeInbox() {
   bool too_late = false;
   {
     std::unique_lock<std::mutex> lock(mutex_);
-    wake_.wait(lock, [&] {
-      return loop_.has_work() || !inbox_.empty() || !cancels_.empty() || stopping_;
-    });
+    const auto ready = [&] {
+      return loop_.ready() || !inbox_.empty() || !cancels_.empty() ||
+             (stopping_ && (!loop_.has_work() || NowSeconds() >= deadline_s_));
+    };
+    while (!ready()) {
+      if (stopping_) {
+        wake_.wait_for(lock, kStopLook);
+      } else {
+        wake_.wait(lock);
+      }
+    }
     if (stopping_ && !loop_.has_work() && inbox_.empty()) return false;
     arrived.swap(inbox_);
     cancels.swap(cancels_);
@@ -150,6 +171,8 @@ void Service::Run() {
     has_ended_ = true;
   }
   ended_.notify_all();
+  // Its calls wake this thread's owner: they end before that goes.
+  loop_.Close();
 }
 
 void Service::Stop(double grace_s) {
@@ -172,6 +195,12 @@ absl::StatusOr<std::unique_ptr<CompletionService>> StartService(std::unique_ptr<
   if (!(options.max_burst_s >= 0) || options.max_burst_s > 1e9)
     return absl::InvalidArgumentError(
         StrCat("max_burst_s is ", options.max_burst_s, ", expected 0 or more"));
+  for (const auto& verifier : options.verifiers)
+    if (verifier == nullptr) return absl::InvalidArgumentError("a verifier is null");
+  if (!options.verifiers.empty()) VC_RETURN_IF_ERROR(engine->ModelDigest().status());
+  if (!(options.verifier_pause_s > 0) || options.verifier_pause_s > 1e6)
+    return absl::InvalidArgumentError("verifier_pause_s must be above 0");
+  VC_RETURN_IF_ERROR(CheckRemoteOptions(options.remote));
   return std::make_unique<Service>(std::move(engine), options);
 }
 

@@ -15,6 +15,8 @@ using Clock = std::chrono::steady_clock;
 
 constexpr double kMaxWaitSeconds = 60;
 constexpr int kMaxPlainTokens = 256;
+constexpr size_t kMostEvents = 100000;
+constexpr int kLoaders = 2;  // prefixes that are read from a store at once
 constexpr auto kLookAround = std::chrono::milliseconds(500);  // for sessions nobody wants any more
 
 Clock::duration Seconds(double s) {
@@ -52,6 +54,16 @@ RemoteFinish FinishOf(FinishReason reason) {
   return reason == FinishReason::kLength ? RemoteFinish::kLength : RemoteFinish::kNone;
 }
 
+LoopOptions LoopOptionsOf(EngineAccess::Impl* impl, const VerifierOptions& options) {
+  LoopOptions loop = impl->MakeServiceLoopOptions();
+  loop.max_running = options.max_sessions;
+  loop.rebuild_bytes = 0;  // there is no draft KV
+  loop.stagger = options.lock_step ? StaggerPolicy::kLockStep : StaggerPolicy::kStaggered;
+  loop.timeline = options.timeline;
+  loop.on_cache_room = [impl](int64_t bytes) { impl->LimitPrefixes(bytes); };
+  return loop;
+}
+
 }  // namespace
 
 absl::Status CheckIdentity(const RemoteIdentity& ours, const RemoteIdentity& theirs) {
@@ -77,8 +89,8 @@ PassVerifier::PassVerifier(std::unique_ptr<Engine> engine, const VerifierOptions
       options_(options),
       identity_(RemoteIdentityOf(*impl_)),
       row_bytes_(impl_->model->config.kv_shape().bytes_per_token()),
-      prefill_(impl_->model.get(), impl_->forward.get(), impl_->pool.get()),
-      runner_(impl_->model.get(), impl_->forward.get(), impl_->pool.get()),
+      loop_(impl_->MakeLoopParts(), LoopOptionsOf(impl_, options)),
+      loader_(kLoaders),
       thread_([this] { Run(); }) {}
 
 PassVerifier::~PassVerifier() { Stop(); }
@@ -97,7 +109,19 @@ VerifierStats PassVerifier::stats() const {
   const Lock lock(mutex_);
   VerifierStats stats = stats_;
   stats.sessions = static_cast<int64_t>(sessions_.size());
+  for (const auto& [name, session] : sessions_) {
+    stats.prompts += session->work == Work::kPrompt;
+    stats.questions += session->work == Work::kQuestion;
+  }
   return stats;
+}
+
+std::vector<TimelineEvent> PassVerifier::TakeTimeline() {
+  const Lock lock(mutex_);
+  std::vector<TimelineEvent> events(std::make_move_iterator(timeline_.begin()),
+                                    std::make_move_iterator(timeline_.end()));
+  timeline_.clear();
+  return events;
 }
 
 absl::Status PassVerifier::CheckRoom(uint64_t kv_bytes) const {
@@ -130,12 +154,15 @@ absl::StatusOr<std::string> PassVerifier::Open(const RemoteOpen& open) {
   if (session->num_before >= s.max_tokens)
     return absl::InvalidArgumentError(StrCat("the answer has ", session->num_before, " of ",
                                              s.max_tokens, " tokens: nothing is left to verify"));
-  session->emitted_before = open.emitted_ids;
+  VC_RETURN_IF_ERROR(loop_.CheckRemoteFits(s, 0));
+  session->emitted = open.emitted_ids;
+  session->num_prompt = s.num_prompt;
+  session->max_tokens = s.max_tokens;
   session->prompt_total = s.num_prompt + std::max<int64_t>(0, session->num_before - 1);
   session->kv_bytes = CeilDiv(s.num_prompt + s.max_tokens, kBlockTokens) * s.full.block_bytes();
   s.on_verified = [raw = session.get(), vocab = impl_->model->config.vocab_size](
                       TokenId, const float* logits) {
-    raw->row_hashes.push_back(LogitsChain::HashOf(logits, vocab));
+    raw->new_hashes.push_back(LogitsChain::HashOf(logits, vocab));
     return false;
   };
   const Lock lock(mutex_);
@@ -144,7 +171,8 @@ absl::StatusOr<std::string> PassVerifier::Open(const RemoteOpen& open) {
     return room;
   }
   session->used = Clock::now();
-  session->turn = next_turn_++;
+  session->serial = next_serial_++;
+  changed_ = true;
   kv_bytes_ += session->kv_bytes;
   ++stats_.opened;
   const std::string name = RandomName();
@@ -153,9 +181,13 @@ absl::StatusOr<std::string> PassVerifier::Open(const RemoteOpen& open) {
   return name;
 }
 
-void PassVerifier::EraseIfClosed(const std::string& name, const Session& session) {
-  if (!session.closed || !session.idle() || sessions_.erase(name) == 0) return;
-  kv_bytes_ -= session.kv_bytes;
+// What it has computed is freed by the computing thread; whoever waits for it is told.
+void PassVerifier::Erase(std::map<std::string, SessionPtr>::iterator at) {
+  kv_bytes_ -= at->second->kv_bytes;
+  at->second->closed = true;
+  sessions_.erase(at);
+  changed_ = true;
+  wake_.notify_one();
 }
 
 void PassVerifier::Close(const std::string& name) {
@@ -163,9 +195,7 @@ void PassVerifier::Close(const std::string& name) {
     const Lock lock(mutex_);
     const auto found = sessions_.find(name);
     if (found == sessions_.end()) return;
-    const std::shared_ptr<Session> session = found->second;
-    session->closed = true;
-    EraseIfClosed(name, *session);
+    Erase(found);
   }
   settled_.notify_all();
 }
@@ -184,8 +214,9 @@ absl::Status PassVerifier::CheckQuestion(const RemoteVerify& r) const {
 
 // ERRORS: kDeadlineExceeded: it is not idle yet.
 absl::Status PassVerifier::WaitUntilIdle(Session* session, Time deadline, Lock* lock) {
-  const bool over = settled_.wait_until(
-      *lock, deadline, [&] { return stopping_ || session->closed || session->idle(); });
+  const bool over = settled_.wait_until(*lock, deadline, [&] {
+    return stopping_ || session->closed || session->work == Work::kNone;
+  });
   if (stopping_) return absl::UnavailableError("the verifier is stopping");
   if (session->closed) return absl::NotFoundError("the session has been closed");
   return over ? absl::OkStatus() : absl::DeadlineExceededError("not ready");
@@ -193,17 +224,18 @@ absl::Status PassVerifier::WaitUntilIdle(Session* session, Time deadline, Lock* 
 
 absl::StatusOr<RemoteVerified> PassVerifier::Verify(const RemoteVerify& request) {
   VC_RETURN_IF_ERROR(CheckQuestion(request));
-  const Time deadline = Clock::now() + Seconds(std::min(request.wait_s, kMaxWaitSeconds));
+  const Time begin = Clock::now();
+  const Time deadline = begin + Seconds(std::min(request.wait_s, kMaxWaitSeconds));
   Lock lock(mutex_);
   const auto found = sessions_.find(request.session);
-  if (found == sessions_.end() || found->second->closed)
+  if (found == sessions_.end())
     return absl::NotFoundError("no such session: it was closed, or nobody asked it for too long");
-  const std::shared_ptr<Session> session = found->second;
+  const SessionPtr session = found->second;
   ++session->num_waiting;
-  absl::StatusOr<RemoteVerified> answer = AskIdle(request, session, deadline, &lock);
+  absl::StatusOr<RemoteVerified> answer = AskIdle(request, session.get(), deadline, &lock);
   --session->num_waiting;
   session->used = Clock::now();
-  EraseIfClosed(request.session, *session);
+  if (answer.ok()) answer->busy_s = std::chrono::duration<double>(Clock::now() - begin).count();
   if (!absl::IsDeadlineExceeded(answer.status())) return answer;
   RemoteVerified pending;
   pending.prompt_done = session->prompt_done;
@@ -215,72 +247,68 @@ absl::StatusOr<RemoteVerified> PassVerifier::Verify(const RemoteVerify& request)
 // no pass is needed: the draft ends there, or goes on otherwise than the answer.
 int64_t PassVerifier::CountSettled(const Session& session, const RemoteVerify& r,
                                    bool* has_answer) {
-  const Sequence& s = *session.sequence;
-  const absl::Span<const TokenId> news =
-      absl::MakeConstSpan(s.tokens).subspan(s.num_prompt + r.num_known);
+  const absl::Span<const TokenId> news = absl::MakeConstSpan(session.emitted).subspan(r.num_known);
   const auto [here, there] =
       std::mismatch(news.begin(), news.end(), r.drafted.begin(), r.drafted.end());
-  *has_answer = s.done() || here != news.end() || (!news.empty() && there == r.drafted.end());
+  *has_answer = session.finish != FinishReason::kNone || here != news.end() ||
+                (!news.empty() && there == r.drafted.end());
   return here - news.begin();
 }
 
-absl::StatusOr<RemoteVerified> PassVerifier::AskIdle(const RemoteVerify& r,
-                                                     const std::shared_ptr<Session>& session,
+absl::StatusOr<RemoteVerified> PassVerifier::AskIdle(const RemoteVerify& r, Session* session,
                                                      Time deadline, Lock* lock) {
-  VC_RETURN_IF_ERROR(WaitUntilIdle(session.get(), deadline, lock));
-  const Sequence& s = *session->sequence;
-  VC_RETURN_IF_ERROR(s.error);
-  if (r.num_known < session->num_before || r.num_known > s.num_emitted())
+  VC_RETURN_IF_ERROR(WaitUntilIdle(session, deadline, lock));
+  VC_RETURN_IF_ERROR(session->status);
+  const int64_t num_emitted = std::ssize(session->emitted);
+  if (r.num_known < session->num_before || r.num_known > num_emitted)
     return absl::InvalidArgumentError(StrCat("the serving node knows ", r.num_known,
                                              " tokens of an answer whose verifier has ",
-                                             session->num_before, " to ", s.num_emitted()));
-  if (r.rows_begin > s.full.num_tokens())
-    return absl::InvalidArgumentError(StrCat("rows from ", r.rows_begin, " on are asked for; ",
-                                             s.full.num_tokens(), " are there"));
+                                             session->num_before, " to ", num_emitted));
+  if (r.rows_begin > session->num_rows)
+    return absl::InvalidArgumentError(
+        StrCat("rows from ", r.rows_begin, " on are asked for; ", session->num_rows, " are there"));
   bool has_answer = false;
   const int64_t num_settled = CountSettled(*session, r, &has_answer);
+  session->rows_wanted = r.rows_begin;
   if (!has_answer) {
-    BeginWork(r, num_settled, session.get());
-    VC_RETURN_IF_ERROR(WaitUntilIdle(session.get(), deadline, lock));
-    VC_RETURN_IF_ERROR(s.error);
+    session->drafted.assign(r.drafted.begin() + num_settled, r.drafted.end());
+    session->plain_tokens = r.plain_tokens;
+    Begin(Work::kQuestion, session);
+    VC_RETURN_IF_ERROR(WaitUntilIdle(session, deadline, lock));
+    VC_RETURN_IF_ERROR(session->status);
   }
-  return MakeAnswer(r, session.get(), lock);
+  // Another answer has taken them along, or nothing had to be computed.
+  const bool goes_on = session->finish == FinishReason::kNone;
+  if (goes_on && r.rows_begin >= 0 && session->rows_at != r.rows_begin) {
+    session->rows_wanted = r.rows_begin;
+    Begin(Work::kRows, session);
+    VC_RETURN_IF_ERROR(WaitUntilIdle(session, deadline, lock));
+    VC_RETURN_IF_ERROR(session->status);
+  }
+  return MakeAnswer(r, session);
 }
 
-void PassVerifier::BeginWork(const RemoteVerify& r, int64_t num_settled, Session* session) {
-  Sequence& s = *session->sequence;
-  // The pass emits one token more than it accepts.
-  const int64_t room = s.max_tokens - s.num_emitted() - 1;
-  const int64_t left = static_cast<int64_t>(r.drafted.size()) - num_settled;
-  s.drafted.clear();
-  for (int64_t i = 0; i < std::min(room, left); ++i)
-    s.drafted.push_back({r.drafted[num_settled + i]});
-  session->plain_left = left > 0 ? 1 : r.plain_tokens;
-  session->work = Work::kVerify;
-  session->turn = next_turn_++;
+void PassVerifier::Begin(Work work, Session* session) {
+  session->work = work;
+  session->taken = false;
+  session->rows_at = -1;
+  session->rows.clear();
+  changed_ = true;
   wake_.notify_one();
 }
 
-absl::StatusOr<RemoteVerified> PassVerifier::MakeAnswer(const RemoteVerify& r, Session* session,
-                                                        Lock* lock) {
-  const Sequence& s = *session->sequence;
+RemoteVerified PassVerifier::MakeAnswer(const RemoteVerify& r, Session* session) {
   RemoteVerified answer;
   answer.ready = true;
   answer.prompt_done = answer.prompt_total = session->prompt_total;
-  answer.emitted.assign(s.tokens.begin() + s.num_prompt + r.num_known, s.tokens.end());
+  answer.emitted.assign(session->emitted.begin() + r.num_known, session->emitted.end());
   answer.row_hashes.assign(session->row_hashes.begin() + (r.num_known - session->num_before),
                            session->row_hashes.end());
-  answer.finish = FinishOf(s.finish);
-  if (r.rows_begin < 0) return answer;
-  const int64_t most = std::max<int64_t>(1, options_.max_rows_bytes / row_bytes_);
-  const int64_t end = std::min(s.full.num_tokens(), r.rows_begin + most);
-  session->copying = true;
-  lock->unlock();
-  const absl::Status status = AppendRows(s.full, r.rows_begin, end, &answer.rows);
-  lock->lock();
-  session->copying = false;
-  settled_.notify_all();
-  VC_RETURN_IF_ERROR(status);
+  answer.finish = FinishOf(session->finish);
+  if (r.rows_begin < 0 || session->rows_at != r.rows_begin) return answer;
+  answer.rows = std::move(session->rows);
+  session->rows.clear();
+  session->rows_at = -1;
   stats_.rows_bytes += answer.rows.size();
   return answer;
 }
@@ -291,118 +319,255 @@ void PassVerifier::Run() {
   Lock lock(mutex_);
   while (!stopping_) {
     CloseForgotten();
-    const Sessions sessions = TakeWork();
-    if (sessions.empty()) {
-      wake_.wait_for(lock, kLookAround);
-      continue;
-    }
+    changed_ = false;
+    const std::vector<SessionPtr> work = TakeWork();
     lock.unlock();
-    RunPass(sessions);
+    TakeLoaded();
+    for (const SessionPtr& session : work) DoWork(session);
+    const bool more = loop_.Step();
+    PublishStats();
     lock.lock();
-    ++stats_.passes;
-    for (const std::shared_ptr<Session>& session : sessions) Settle(session.get());
-    settled_.notify_all();
+    if (!more) wake_.wait_for(lock, kLookAround, [this] { return stopping_ || changed_; });
   }
 }
 
 void PassVerifier::CloseForgotten() {
   const Time oldest = Clock::now() - Seconds(options_.idle_s);
   for (auto it = sessions_.begin(); it != sessions_.end();) {
-    Session& session = *it->second;
-    const bool forgotten = session.num_waiting == 0 && session.used < oldest;
-    if (forgotten && !session.closed) ++stats_.expired;
-    session.closed = session.closed || forgotten;
-    if (!session.closed || !session.idle()) {
-      ++it;
+    const auto at = it++;
+    if (at->second->num_waiting > 0 || at->second->used >= oldest) continue;
+    ++stats_.expired;
+    Erase(at);
+  }
+  for (const auto& [id, session] : in_loop_)
+    if (session->closed) loop_.Cancel(id);
+}
+
+// All questions, and one prompt: the next one may begin like it.
+std::vector<PassVerifier::SessionPtr> PassVerifier::TakeWork() {
+  std::vector<SessionPtr> work;
+  SessionPtr prompt;
+  for (const auto& [name, session] : sessions_) {
+    if (session->work == Work::kNone || session->taken) continue;
+    if (session->work == Work::kPrompt) {
+      if (prompt != nullptr && prompt->serial < session->serial) continue;
+      if (!AwaitsPrompt(*session)) prompt = session;
       continue;
     }
-    kv_bytes_ -= session.kv_bytes;
-    it = sessions_.erase(it);
+    session->taken = true;
+    work.push_back(session);
   }
+  std::sort(work.begin(), work.end(),
+            [](const SessionPtr& a, const SessionPtr& b) { return a->serial < b->serial; });
+  if (prompt == nullptr) return work;
+  prompt->taken = true;
+  changed_ = true;  // there may be another one
+  work.push_back(std::move(prompt));
+  return work;
 }
 
-PassVerifier::Sessions PassVerifier::TakeWork() {
-  Sessions sessions;
-  for (auto& [name, session] : sessions_) {
-    if (session->work == Work::kNone) continue;
-    // Nobody waits for it: what is computed already may stay in the prefix cache.
-    if (session->closed && session->num_waiting == 0) {
-      session->work = Work::kNone;
-      continue;
-    }
-    sessions.push_back(session);
-  }
-  std::sort(sessions.begin(), sessions.end(),
-            [](const auto& a, const auto& b) { return a->turn < b->turn; });
-  return sessions;
+// Tokens that both begin with, if one may have the other's K/V.
+int64_t PassVerifier::CommonPrompt(const Session& a, const Session& b) {
+  const Request &ours = a.request, &theirs = b.request;
+  if (!ours.use_prefix_cache || !theirs.use_prefix_cache || ours.prefix_salt != theirs.prefix_salt)
+    return 0;
+  const auto begin = ours.prompt_token_ids.begin();
+  return std::mismatch(begin, ours.prompt_token_ids.end(), theirs.prompt_token_ids.begin(),
+                       theirs.prompt_token_ids.end())
+             .first -
+         begin;
 }
 
-void PassVerifier::BeginPrompt(Session* session) {
-  Sequence& s = *session->sequence;
-  session->begun = true;
-  impl_->UsePrefix(session->request, &s, /*alone=*/false);
-  session->cached_tokens = s.full.num_tokens();
-  s.tokens.insert(s.tokens.end(), session->emitted_before.begin(), session->emitted_before.end());
-  session->prompt.emplace(&s, impl_->model.get(), impl_->forward.get(), &prefill_,
-                          impl_->pool.get(), impl_->MakePrefillOptions({}));
+// Who begins like one whose prompt is being read or computed waits for it, if that is sooner than
+// both doing the same side by side.
+bool PassVerifier::AwaitsPrompt(const Session& session) const {
+  if (impl_->prefixes == nullptr) return false;
+  for (const SessionPtr& other : loading_)
+    if (CommonPrompt(session, *other) >= kBlockTokens) return true;
+  for (const auto& [id, other] : in_loop_) {
+    if (other->begun) continue;
+    const int64_t common = CommonPrompt(session, *other);
+    const int64_t left = other->prompt_total - other->prompt_done;
+    if (common >= kBlockTokens && left <= session.num_prompt + common) return true;
+  }
+  return false;
 }
 
-// Verifications first: somebody far away waits for them. Prompts share what a chunk has.
-void PassVerifier::RunPass(const Sessions& sessions) {
-  items_.clear();
-  int64_t rows = 0, prompt_rows = impl_->MakePrefillOptions({}).chunk_rows;
-  for (const std::shared_ptr<Session>& session : sessions) {
-    if (session->work != Work::kVerify) continue;
-    const int64_t more = static_cast<int64_t>(session->sequence->drafted.size()) + 1;
-    if (rows + more > kMaxPassRows) continue;
-    rows += more;
-    StepItem& item = items_.emplace_back();
-    item.sequence = session->sequence.get();
-    item.kind = StepKind::kVerify;
-  }
-  prompt_rows = std::min(prompt_rows, kMaxPassRows - rows);
-  for (const std::shared_ptr<Session>& session : sessions) {
-    if (session->work != Work::kPrompt || prompt_rows == 0) continue;
-    if (!session->begun) BeginPrompt(session.get());
-    StepItem& item = items_.emplace_back();
-    item.sequence = session->sequence.get();
-    item.kind = StepKind::kPrompt;
-    item.rows = std::min(prompt_rows, session->prompt->rows_left());
-    item.prompt = &*session->prompt;
-    prompt_rows -= item.rows;
-  }
-  runner_.Run(absl::MakeSpan(items_), /*with_confidence=*/false);
-  for (const std::shared_ptr<Session>& session : sessions) {
-    const Sequence& s = *session->sequence;
-    if (session->work == Work::kPrompt && session->begun && s.error.ok() &&
-        session->prompt->rows_left() == 0)
-      impl_->KeepPrefix(session->request, s, session->cached_tokens);
-  }
-}
-
-// What the pass has left to do; who was not in it goes on waiting.
-void PassVerifier::Settle(Session* session) {
-  const Sequence& s = *session->sequence;
+void PassVerifier::DoWork(const SessionPtr& session) {
   if (session->work == Work::kPrompt) {
-    if (!session->begun) return;
-    session->prompt_done = s.full.num_tokens();
-    if (s.done() || session->prompt->rows_left() == 0) {
-      session->prompt.reset();
-      session->work = Work::kNone;
+    LoadPrefix(session);
+  } else if (session->work == Work::kQuestion) {
+    const absl::Status asked = loop_.Ask(session->id, session->drafted, session->plain_tokens);
+    if (!asked.ok()) Settle(asked, nullptr, session.get());
+  } else if (const Sequence* s = loop_.Find(session->id); s != nullptr) {
+    Settle(absl::OkStatus(), s, session.get());
+  } else {
+    Settle(absl::NotFoundError("the session has ended"), nullptr, session.get());
+  }
+}
+
+// What another session has of the same beginning: under a budget the prefix cache has what is left
+// of it, which is often nothing.
+void PassVerifier::BorrowPrefix(const Request& request, Sequence* s) const {
+  if (impl_->prefixes == nullptr || !request.use_prefix_cache) return;
+  const Sequence* best = nullptr;
+  int64_t longest = kBlockTokens - 1;
+  for (const auto& [id, other] : in_loop_) {
+    const Sequence* theirs = loop_.Find(id);
+    if (theirs == nullptr || !other->request.use_prefix_cache ||
+        other->request.prefix_salt != request.prefix_salt)
+      continue;
+    // The prompt's last row is always computed: its logits choose the first token.
+    const int64_t most = std::min(theirs->full.num_tokens(), s->num_prompt - 1);
+    const auto begin = theirs->tokens.begin();
+    const int64_t common = std::mismatch(begin, begin + most, s->tokens.begin()).first - begin;
+    if (common <= longest) continue;
+    longest = common;
+    best = theirs;
+  }
+  if (best != nullptr) s->full = best->full.Fork(longest);
+}
+
+// A store is read beside the passes of others.
+void PassVerifier::LoadPrefix(const SessionPtr& session) {
+  Sequence& s = *session->sequence;
+  BorrowPrefix(session->request, &s);
+  if (!session->request.use_prefix_cache || !impl_->PrefixesHold()) return BeginPrompt(session);
+  PrefixRoom room;
+  if (impl_->tier != nullptr) room.hot_blocks = 0;
+  room.recompute_s = impl_->RecomputeSeconds(s);
+  std::unique_ptr<PrefixLookup> lookup = impl_->prefixes->Plan(
+      s.tokens, session->request.prefix_salt, s.spec, s.full.num_tokens(), room);
+  if (!lookup->asks_store()) return UsePrefix(std::move(lookup), session);
+  loading_.push_back(session);
+  session->load = loader_.Start(std::move(lookup), [this] {
+    const Lock lock(mutex_);
+    changed_ = true;
+    wake_.notify_one();
+  });
+}
+
+void PassVerifier::TakeLoaded() {
+  std::vector<SessionPtr> loaded;
+  std::erase_if(loading_, [&](const SessionPtr& session) {
+    {
+      const Lock lock(mutex_);
+      if (session->closed) session->load->Cancel();
     }
-    return;
+    if (!session->load->done()) return false;
+    loaded.push_back(session);
+    return true;
+  });
+  for (const SessionPtr& session : loaded)
+    UsePrefix(std::exchange(session->load, nullptr)->Take(), session);
+}
+
+void PassVerifier::UsePrefix(std::unique_ptr<PrefixLookup> lookup, const SessionPtr& session) {
+  PrefixHit hit = impl_->prefixes->Finish(std::move(lookup));
+  if (hit.full.has_value()) session->sequence->full = *std::move(hit.full);
+  BeginPrompt(session);
+}
+
+void PassVerifier::BeginPrompt(const SessionPtr& session) {
+  std::unique_ptr<Sequence> s = std::move(session->sequence);
+  session->cached_tokens = s->full.num_tokens();
+  {
+    const Lock lock(mutex_);
+    session->prompt_done = session->cached_tokens;
   }
-  const bool ran = std::any_of(items_.begin(), items_.end(),
-                               [&](const StepItem& item) { return item.sequence == &s; });
-  if (!ran) return;
-  ++stats_.verifications;
-  if (!s.rounds.empty()) {
-    stats_.drafted += s.rounds.back().drafted;
-    stats_.accepted += s.rounds.back().accepted;
-    stats_.emitted += s.rounds.back().emitted;
+  s->tokens.insert(s->tokens.end(), session->emitted.begin(), session->emitted.end());
+  LoopHooks hooks;
+  hooks.index = session->serial;
+  hooks.on_prefill = [this, session](int64_t done, int64_t total) {
+    const Lock lock(mutex_);
+    if (!session->begun) session->prompt_done = done;
+    return !session->closed;
+  };
+  hooks.on_parked = [this, session](const Sequence& sequence) {
+    PromptIsOver(sequence, session.get());
+    Settle(absl::OkStatus(), &sequence, session.get());
+  };
+  hooks.on_end = [this, session](std::unique_ptr<Sequence> sequence, const RequestTimes&) {
+    in_loop_.erase(session->id);
+    if (absl::IsCancelled(sequence->error)) sequence->finish = FinishReason::kNone;
+    PromptIsOver(*sequence, session.get());
+    absl::Status status = sequence->error;
+    if (status.ok() && !sequence->done()) status = absl::NotFoundError("the session was closed");
+    Settle(std::move(status), sequence.get(), session.get());
+  };
+  const absl::StatusOr<RequestId> id = loop_.AddRemote(std::move(s), std::move(hooks));
+  if (!id.ok()) return Settle(id.status(), nullptr, session.get());
+  session->id = *id;
+  in_loop_.emplace(*id, session);
+}
+
+// Computed, or given up: the rows that are there hold all the same.
+void PassVerifier::PromptIsOver(const Sequence& s, Session* session) {
+  if (std::exchange(session->begun, true)) return;
+  impl_->KeepPrefix(session->request, s, session->cached_tokens);
+}
+
+// Rows that cannot be read are missed by the other side's drafts alone.
+void PassVerifier::CopyRows(const Sequence& s, int64_t begin, std::string* rows) const {
+  const int64_t most = std::max<int64_t>(1, options_.max_rows_bytes / row_bytes_);
+  const int64_t end = std::min(s.full.num_tokens(), begin + most);
+  if (begin < end && !AppendRows(s.full, begin, end, rows).ok()) rows->clear();
+}
+
+// Its work is done, or has come to its end with `status`. s: null where nothing has changed.
+void PassVerifier::Settle(absl::Status status, const Sequence* s, Session* session) {
+  std::string rows;
+  const int64_t begin = session->rows_wanted;
+  const bool copies = s != nullptr && status.ok() && !s->done() && begin >= 0;
+  if (copies) CopyRows(*s, begin, &rows);
+  {
+    const Lock lock(mutex_);
+    if (s != nullptr && status.ok()) {
+      const auto news = s->tokens.begin() + session->num_prompt + std::ssize(session->emitted);
+      session->emitted.insert(session->emitted.end(), news, s->tokens.end());
+      session->row_hashes.insert(session->row_hashes.end(), session->new_hashes.begin(),
+                                 session->new_hashes.end());
+      session->new_hashes.clear();
+      session->num_rows = s->full.num_tokens();
+      session->finish = s->finish;
+      session->rows = std::move(rows);
+      session->rows_at = copies ? begin : -1;
+      CountRounds(*s, session);
+    }
+    if (!status.ok() && !session->closed) ++stats_.failed;
+    session->status = std::move(status);
+    session->work = Work::kNone;
+    changed_ = true;
   }
-  if (--session->plain_left > 0 && !s.done()) return;
-  session->work = Work::kNone;
+  settled_.notify_all();
+}
+
+void PassVerifier::CountRounds(const Sequence& s, Session* session) {
+  for (; session->rounds_counted < s.rounds.size(); ++session->rounds_counted) {
+    const RoundStats& round = s.rounds[session->rounds_counted];
+    ++stats_.verifications;
+    stats_.drafted += round.drafted;
+    stats_.accepted += round.accepted;
+    stats_.emitted += round.emitted;
+  }
+}
+
+void PassVerifier::PublishStats() {
+  const KvBytes bytes = loop_.kv_bytes();
+  const BatchReport& report = loop_.report();
+  std::vector<TimelineEvent> events = loop_.TakeTimeline();
+  const Lock lock(mutex_);
+  for (TimelineEvent& event : events) timeline_.push_back(std::move(event));
+  while (timeline_.size() > kMostEvents) timeline_.pop_front();
+  stats_.passes = report.num_passes;
+  stats_.preempted = report.num_preempted;
+  stats_.pass_s = report.pass_s;
+  stats_.stall_s = report.stall_s;
+  stats_.fetch_s = report.fetch_s;
+  stats_.fetched_bytes = report.fetched_bytes;
+  stats_.peak_kv_bytes = report.peak_kv_bytes;
+  stats_.kv_ram_bytes = bytes.ram;
+  stats_.kv_spilled_bytes = bytes.spilled;
 }
 
 absl::StatusOr<std::unique_ptr<VerifierHost>> StartVerifier(std::unique_ptr<Engine> engine,
@@ -413,9 +578,6 @@ absl::StatusOr<std::unique_ptr<VerifierHost>> StartVerifier(std::unique_ptr<Engi
   if (options.max_drafted < 1 || options.max_drafted >= kMaxPassRows)
     return absl::InvalidArgumentError(
         StrCat("max_drafted is ", options.max_drafted, ", expected 1 to ", kMaxPassRows - 1));
-  if (EngineAccess::Of(engine.get())->tier != nullptr)
-    return absl::InvalidArgumentError(
-        "a verifier keeps its K/V in RAM: bound them by VerifierOptions::kv_memory");
   VC_RETURN_IF_ERROR(engine->ModelDigest().status());
   return std::make_unique<PassVerifier>(std::move(engine), options);
 }

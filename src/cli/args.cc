@@ -298,6 +298,21 @@ void PrefixFlags::Declare(Flags* flags) {
   flags->Group("Options");
 }
 
+void PrefixFlags::DeclarePlan(Flags* flags) {
+  flags->Group("Prefix store");
+  flags->Custom("--prefix-plan", "PLAN",
+                "From a store far away: auto, load, draft-first, recompute (default auto)",
+                [this](const std::string& text) {
+                  plan = text;
+                  const bool good = text == "auto" || text == "load" || text == "draft-first" ||
+                                    text == "recompute";
+                  return good ? absl::OkStatus()
+                              : absl::InvalidArgumentError(fmt::format(
+                                    "'{}' is none of auto, load, draft-first, recompute", text));
+                });
+  flags->Group("Options");
+}
+
 void DecodingFlags::DeclareDraft(Flags* flags) {
   flags->Group("Draft");
   flags->Custom(

@@ -104,11 +104,14 @@ struct ModelFlags {
 struct PrefixFlags {
   std::string store;  // one or several with commas between them, near to far
   std::string mode = EngineOptions().prefix_store_mode;
+  std::string plan = EngineOptions().prefix_plan;
   uint64_t store_bytes = 0;
   uint64_t memory_bytes = 0;  // has no flag here: a command of one answer gains nothing by it
 
   void Declare(Flags* flags);
   void DeclareStore(Flags* flags);
+  // For commands that answer one request at a time.
+  void DeclarePlan(Flags* flags);
 };
 
 // The flags that say how to draft and to sample.

@@ -238,6 +238,7 @@ CommandBody DeclareChat(Flags* flags) {
   flags->Switch("--show-rounds", "Show drafted tokens as they are checked", &o->show_rounds);
   o->model.Declare(flags);
   o->prefix.Declare(flags);
+  o->prefix.DeclarePlan(flags);
   o->decoding.DeclareDraft(flags);
   o->decoding.DeclareSampling(flags);
   flags->Examples(

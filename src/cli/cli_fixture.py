@@ -97,7 +97,7 @@ class CliTest(unittest.TestCase):
                 if not k.startswith(("VERICACHE_", "HF_", "XDG_"))}
         return kept | {"XDG_CACHE_HOME": str(self.folder / "cache")} | extra
 
-    def vericache(self, *args, stdin=b"", env=None, timeout=120):
+    def vericache(self, *args, stdin=b"", env=None, timeout=600):
         """Runs the command; its stdout and stderr come as text."""
         if isinstance(stdin, str):
             stdin = stdin.encode()

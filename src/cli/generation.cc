@@ -77,6 +77,16 @@ std::string Summary(const Completion& c) {
                       s.rounds, s.mean_run_length, s.accepted, s.drafted);
   text += fmt::format("KV       draft {}, full {}; kept fraction {:.3f}\n",
                       FormatBytes(s.draft_bytes), FormatBytes(s.full_bytes), s.kept_fraction);
+  if (const PrefixArrivalStats& a = s.arrival; !a.plan.empty()) {
+    text += fmt::format("arrival  {}\n", a.reason);
+    text += fmt::format("         {} of full KV after {}", FormatBytes(a.full_bytes),
+                        FormatSeconds(a.full_s));
+    if (a.draft_tokens > 0)
+      text +=
+          fmt::format("; draft {} after {}, {} of {} tokens drafted meanwhile accepted",
+                      FormatBytes(a.draft_bytes), FormatSeconds(a.draft_s), a.accepted, a.drafted);
+    text += "\n";
+  }
   if (const KvMemoryStats& m = s.memory; m.budget_bytes > 0)
     text += fmt::format("memory   {} of {} for KV; {} spilled, {} read back in {}, {} waited for\n",
                         FormatBytes(m.peak_bytes), FormatBytes(m.budget_bytes),

@@ -154,6 +154,23 @@ Json SamplingJson(const SamplingOptions& s) {
   return json;
 }
 
+Json ArrivalJson(const PrefixArrivalStats& a) {
+  if (a.plan.empty()) return nullptr;
+  return {{"plan", a.plan},
+          {"reason", a.reason},
+          {"link_bytes_per_s", a.link_bytes_per_s},
+          {"round_trip_s", a.round_trip_s},
+          {"draft_s", a.draft_s},
+          {"full_s", a.full_s},
+          {"draft_bytes", a.draft_bytes},
+          {"full_bytes", a.full_bytes},
+          {"draft_tokens", a.draft_tokens},
+          {"full_tokens", a.full_tokens},
+          {"provisional_rows", a.provisional_rows},
+          {"drafted", a.drafted},
+          {"accepted", a.accepted}};
+}
+
 Json MemoryJson(const KvMemoryStats& m) {
   if (m.budget_bytes == 0) return nullptr;
   return {{"budget_bytes", m.budget_bytes},     {"planned_bytes", m.planned_bytes},
@@ -201,9 +218,34 @@ Json ChoiceJson(const DraftChoiceStats& c) {
           {"drafted_rounds", c.drafted_rounds}};
 }
 
+Json RemoteJson(const RemoteStats& s) {
+  return {{"verifier", s.verifier},
+          {"fallback", s.fallback},
+          {"remote_tokens", s.remote_tokens},
+          {"local_tokens", s.local_tokens},
+          {"draft_tokens", s.draft_tokens},
+          {"draft_bytes", s.draft_bytes},
+          {"provisional_rows", s.provisional_rows},
+          {"rounds", s.rounds},
+          {"drafted", s.drafted},
+          {"accepted", s.accepted},
+          {"ahead_tokens", s.ahead_tokens},
+          {"sessions", s.opened},
+          {"failed_calls", s.failed_calls},
+          {"rows_bytes", s.rows_bytes},
+          {"draft_len", s.draft_len},
+          {"agreement", s.agreement},
+          {"round_trip_s", s.round_trip_s},
+          {"draft_token_s", s.draft_token_s},
+          {"verify_s", s.verify_s},
+          {"row_s", s.row_s},
+          {"tokens_per_s", s.tokens_per_s},
+          {"plain_tokens_per_s", s.plain_tokens_per_s}};
+}
+
 Json CompletionFields(const Completion& c) {
   const CompletionStats& s = c.stats;
-  return {
+  Json json = {
       {"text", c.text},
       {"token_ids", c.token_ids},
       {"finish_reason", c.finish_reason},
@@ -224,10 +266,14 @@ Json CompletionFields(const Completion& c) {
         {"draft_s", s.draft_s},
         {"verify_s", s.verify_s},
         {"kv_memory", MemoryJson(s.memory)},
+        {"arrival", ArrivalJson(s.arrival)},
         {"choice", ChoiceJson(s.choice)},
         {"times", TimesJson(s.times)},
         {"modes", ModesJson(s.choice.modes)}}},
   };
+  if (s.remote.rounds > 0 || !s.remote.fallback.empty())
+    json["stats"]["remote"] = RemoteJson(s.remote);
+  return json;
 }
 
 }  // namespace

@@ -60,6 +60,7 @@ absl::StatusOr<std::unique_ptr<Engine>> LoadEngine(const ModelFlags& flags,
   options.prefix_store = prefix.store;
   options.prefix_store_mode = prefix.mode;
   options.prefix_store_bytes = prefix.store_bytes;
+  options.prefix_plan = prefix.plan;
   options.prefix_memory_bytes = prefix.memory_bytes;
   options.environment = EnvironmentOf;
   ProgressBar bar("load", ProgressUnit::kBytes, WishOf(flags));

@@ -12,6 +12,15 @@ namespace {
 
 constexpr uint64_t kKeyFileBytesMax = 1 << 20;
 
+// Why the newest draft was as long as it was.
+std::string ChoiceOf(const RemoteStats& s) {
+  return fmt::format(
+      "last draft length {} (agreement {:.2f}, {:.1f} ms a drafted token, round trip {:.1f} ms, "
+      "verifying {:.1f} + {:.2f} ms a token)",
+      s.draft_len, s.agreement, 1e3 * s.draft_token_s, 1e3 * s.round_trip_s, 1e3 * s.verify_s,
+      1e3 * s.row_s);
+}
+
 }  // namespace
 
 absl::StatusOr<std::vector<std::string>> ReadKeyFile(const std::string& path) {
@@ -66,9 +75,9 @@ std::string RemoteSummary(const RemoteStats& s) {
                                                : std::string("no stored draft KV");
   return fmt::format(
       "remote   {} tokens verified, {} computed here, last by {}; {}; {} rounds, {} of {} drafted "
-      "tokens accepted; {} bytes of rows, {} sessions, {} failed calls{}\n",
+      "tokens accepted{}; {} bytes of rows, {} sessions, {} failed calls{}\n",
       s.remote_tokens, s.local_tokens, OneLine(where), draft, s.rounds, s.accepted, s.drafted,
-      s.rows_bytes, s.opened, s.failed_calls,
+      s.drafted > 0 ? ", " + ChoiceOf(s) : "", s.rows_bytes, s.opened, s.failed_calls,
       s.fallback.empty() ? "" : "; fallback: " + OneLine(s.fallback));
 }
 

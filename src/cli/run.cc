@@ -118,6 +118,8 @@ absl::StatusOr<Completion> GenerateFarAway(const RunOptions& o, const Request& r
   std::vector<RemoteVerifier*> verifiers;
   for (const auto& verifier : owned) verifiers.push_back(verifier.get());
   RemoteOptions options;
+  options.draft_len = 0;  // where --draft-len is auto: by measured times
+  options.early_tokens = 4;
   options.wait_s = std::min<double>(options.wait_s, o.remote.timeout_s);
   RemoteStats stats;
   absl::StatusOr<Completion> completion =
@@ -187,6 +189,7 @@ CommandBody DeclareRun(Flags* flags) {
   flags->Switch("--ignore-eos", "Go on after an end token, up to -n tokens", &o->ignore_eos);
   o->model.Declare(flags);
   o->prefix.Declare(flags);
+  o->prefix.DeclarePlan(flags);
   o->decoding.DeclareDraft(flags);
   o->decoding.DeclareSampling(flags);
   o->remote.Declare(flags);

@@ -12,8 +12,8 @@ from cli_fixture import GOLDEN, LLAMA, QWEN, TEXT, CliTest, main
 
 RUN_KEYS = ["text", "token_ids", "finish_reason", "usage", "logits_hash", "stats"]
 STATS_KEYS = ["rounds", "drafted", "accepted", "mean_run_length", "kept_fraction", "draft_bytes",
-              "full_bytes", "prefill_s", "draft_s", "verify_s", "kv_memory", "choice", "times",
-              "modes"]
+              "full_bytes", "prefill_s", "draft_s", "verify_s", "kv_memory", "arrival", "choice",
+              "times", "modes"]
 
 
 class RunJson(CliTest):

@@ -24,11 +24,13 @@ namespace vericache::cli {
 namespace {
 
 constexpr uint64_t kPrefixMemory = uint64_t{512} << 20;
+constexpr uint64_t kDraftShare = 4;  // of --kv-memory, with --verifier
 
 struct Settings {
   ModelFlags model;
   PrefixFlags prefix;
   DecodingFlags decoding;
+  RemoteFlags remote;
   ServiceOptions service;
   server::ServerOptions server;
   std::string config, port_file, api_keys, api_key_file;
@@ -66,6 +68,13 @@ absl::Status Settle(Settings* s) {
   api->stuck_s = s->stuck_s;
   s->server.grace_s = s->grace_s;
   s->service.max_burst_s = static_cast<double>(s->max_burst_ms) * 1e-3;
+  if (!s->remote.wanted()) return absl::OkStatus();
+  VC_ASSIGN_OR_RETURN(std::vector<std::unique_ptr<RemoteVerifier>> verifiers, s->remote.Connect());
+  for (auto& verifier : verifiers) s->service.verifiers.push_back(std::move(verifier));
+  s->service.remote.wait_s = std::min<double>(s->service.remote.wait_s, s->remote.timeout_s);
+  // One budget: a part of it for draft KVs whose full KV a verifier has.
+  s->service.remote_draft_memory = s->model.kv_memory / kDraftShare;
+  s->model.kv_memory -= s->service.remote_draft_memory;
   return absl::OkStatus();
 }
 
@@ -171,6 +180,8 @@ constexpr char kExamples[] =
     "\"content\": \"Hi\"}]}'\n"
     "  vericache serve -m model.gguf --port 0 --port-file port --api-key-file keys --kv-memory "
     "2GiB\n"
+    "  vericache serve -m model.gguf --draft kvzip:0.25+int4 --prefix-store redis://far-away "
+    "--prefix-store-mode ro --verifier https://far-away:8090 --verifier-key-file key\n"
     "\n"
     "The command line wins over the environment, the environment over --config.";
 
@@ -185,6 +196,7 @@ CommandBody DeclareServe(Flags* flags) {
   s->model.Declare(flags);
   s->prefix.Declare(flags);
   s->decoding.DeclareDraft(flags);
+  s->remote.Declare(flags);
   flags->Examples(kExamples);
   s->read_config = flags->ConfigReader();
   return [settings] { return Run(settings.get()); };

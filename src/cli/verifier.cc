@@ -1,16 +1,20 @@
 // `vericache verifier`: verifies what serving nodes elsewhere draft (docs/remote_drafting.md).
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "base/status_macros.h"
 #include "cli/args.h"
+#include "cli/batch_report.h"
 #include "cli/command.h"
 #include "cli/errors.h"
 #include "cli/files.h"
 #include "cli/models.h"
+#include "cli/progress.h"
 #include "cli/remote_flags.h"
 #include "server/verifier_server.h"
 #include "vericache/remote.h"
@@ -26,12 +30,20 @@ struct Settings {
   PrefixFlags prefix;
   VerifierOptions verifier;
   server::VerifierServerOptions server;
-  std::string port_file, key_file;
+  std::string port_file, key_file, timeline;
   float idle_s = static_cast<float>(VerifierOptions().idle_s);
 };
 
 bool IsLoopback(const std::string& host) {
   return host == "localhost" || host == "::1" || host.starts_with("127.");
+}
+
+std::string TimelineOf(const std::vector<TimelineEvent>& events) {
+  int64_t last = -1;
+  for (const TimelineEvent& event : events) last = std::max(last, event.request);
+  std::vector<std::string> names;
+  for (int64_t i = 0; i <= last; ++i) names.push_back(fmt::format("session {}", i));
+  return ChromeTrace(events, names);
 }
 
 absl::Status Settle(Settings* s) {
@@ -44,9 +56,9 @@ absl::Status Settle(Settings* s) {
         "--host {} lets other machines in: give --api-key-file, so that not all may ask",
         s->server.http.host));
   }
+  if (!s->timeline.empty()) VC_RETURN_IF_ERROR(CheckWritable("--timeline", s->timeline));
+  s->verifier.timeline = !s->timeline.empty();
   s->verifier.idle_s = s->idle_s;
-  // Sessions are in RAM as a whole: the budget bounds how many there may be.
-  s->verifier.kv_memory = std::exchange(s->model.kv_memory, 0);
   s->server.http.handler_threads = s->verifier.max_sessions + kMoreThreads;
   s->server.http.cors_origin.clear();
   return absl::OkStatus();
@@ -71,12 +83,19 @@ absl::Status Run(Settings* s) {
     return s->port_file.empty() ? absl::OkStatus()
                                 : WriteFileAtomic(s->port_file, fmt::format("{}\n", port));
   };
-  hooks.on_stopped = [](const VerifierStats& stats) {
+  hooks.on_stopped = [&](VerifierHost* host) {
+    const VerifierStats stats = host->stats();
     fmt::print(stderr,
                "verified {} sessions ({} refused, {} forgotten), {} passes, {} of {} drafted "
                "tokens accepted\n",
                stats.opened, stats.refused, stats.expired, stats.passes, stats.accepted,
                stats.drafted);
+    if (stats.peak_kv_bytes > 0)
+      fmt::print(stderr, "memory   {} for KV at most; {} read back in {}, {} waited for\n",
+                 FormatBytes(stats.peak_kv_bytes), FormatBytes(stats.fetched_bytes),
+                 FormatSeconds(stats.fetch_s), FormatSeconds(stats.stall_s));
+    return s->timeline.empty() ? absl::OkStatus()
+                               : WriteFileAtomic(s->timeline, TimelineOf(host->TakeTimeline()));
   };
   return server::RunVerifierServer(s->server, hooks);
 }
@@ -109,6 +128,10 @@ CommandBody DeclareVerifier(Flags* flags) {
                  &s->verifier.max_sessions, 1, 1024);
   flags->Real("--session-idle", "S", "A session that nobody asks for so long ends (default 120)",
               &s->idle_s, 1, 86400);
+  flags->Name("--timeline", "FILE",
+              "At its end, write what ran when, for chrome://tracing and Perfetto", &s->timeline);
+  flags->Switch("--lock-step", "Read nothing ahead of a verification, to be measured against",
+                &s->verifier.lock_step);
   s->model.Declare(flags);
   s->prefix.Declare(flags);
   flags->Examples(kExamples);

@@ -117,6 +117,7 @@ struct Metrics::Families {
   Gauge& kv_spilled = kv.Add({{"tier", "spilled"}});
   Gauge& kv_prefix_ram = kv.Add({{"tier", "prefix_ram"}});
   Gauge& kv_prefix_store = kv.Add({{"tier", "prefix_store"}});
+  Gauge& kv_remote_drafts = kv.Add({{"tier", "remote_drafts"}});
   Family<Counter>& lookups = NewCounter("vericache_prefix_lookups_total", "Prefix look-ups");
   Counter& memory_hits = lookups.Add({{"result", "memory"}});
   Counter& store_hits = lookups.Add({{"result", "store"}});
@@ -134,6 +135,33 @@ struct Metrics::Families {
   Counter& bad_sequences = NewCounter("vericache_nonfinite_sequences_total",
                                       "Sequences whose K/V were kept up to a bad row")
                                .Add({});
+  Family<Counter>& remote_choices =
+      NewCounter("vericache_remote_choices_total", "Choices whose full KV a verifier had");
+  Counter& remote_begun = remote_choices.Add({{"event", "begun"}});
+  Counter& remote_fallbacks = remote_choices.Add({{"event", "fallback"}});
+  Family<Counter>& remote_calls =
+      NewCounter("vericache_remote_calls_total", "Calls of verifiers, by outcome");
+  Counter& remote_opened = remote_calls.Add({{"outcome", "opened"}});
+  Counter& remote_replies = remote_calls.Add({{"outcome", "replied"}});
+  Counter& remote_failed = remote_calls.Add({{"outcome", "failed"}});
+  Counter& remote_rounds =
+      NewCounter("vericache_remote_rounds_total", "Rounds that a verifier checked").Add({});
+  Family<Counter>& remote_tokens =
+      NewCounter("vericache_remote_tokens_total", "Tokens of those rounds, by kind");
+  Counter& remote_emitted = remote_tokens.Add({{"kind", "emitted"}});
+  Counter& remote_drafted = remote_tokens.Add({{"kind", "drafted"}});
+  Counter& remote_accepted = remote_tokens.Add({{"kind", "accepted"}});
+  Counter& remote_ahead = remote_tokens.Add({{"kind", "ahead"}});
+  Counter& remote_provisional = remote_tokens.Add({{"kind", "provisional"}});
+  Family<Counter>& remote_bytes =
+      NewCounter("vericache_remote_bytes_total", "What came over the link, by kind");
+  Counter& remote_row_bytes = remote_bytes.Add({{"kind", "rows"}});
+  Counter& remote_draft_bytes = remote_bytes.Add({{"kind", "drafts"}});
+  Histogram& remote_round_trip = NewHistogram("vericache_remote_question_seconds",
+                                              "From a question to its reply", kShortSeconds);
+  Family<Gauge>& verifiers = NewGauge("vericache_remote_verifiers", "Verifiers, by state");
+  Gauge& verifiers_up = verifiers.Add({{"state", "up"}});
+  Gauge& verifiers_down = verifiers.Add({{"state", "down"}});
   Gauge& since_progress =
       NewGauge("vericache_since_progress_seconds", "Since the last pass; 0 when idle").Add({});
   Gauge& ready = NewGauge("vericache_ready", "1 once the model is loaded").Add({});
@@ -146,7 +174,27 @@ struct Metrics::Families {
   Gauge& resident = NewGauge("process_resident_memory_bytes", "Resident memory").Add({});
 
   void FollowStats(const ServiceStats& s);
+  void FollowRemote(const RemoteServiceStats& s);
 };
+
+void Metrics::Families::FollowRemote(const RemoteServiceStats& s) {
+  const std::pair<Counter*, double> totals[] = {
+      {&remote_begun, s.requests},
+      {&remote_fallbacks, s.fallbacks},
+      {&remote_opened, s.sessions},
+      {&remote_replies, s.replies},
+      {&remote_failed, s.failed_calls},
+      {&remote_rounds, s.rounds},
+      {&remote_emitted, s.emitted_tokens},
+      {&remote_drafted, s.drafted_tokens},
+      {&remote_accepted, s.accepted_tokens},
+      {&remote_ahead, s.ahead_tokens},
+      {&remote_provisional, s.provisional_rows},
+      {&remote_row_bytes, s.rows_bytes},
+      {&remote_draft_bytes, s.fetched_draft_bytes},
+  };
+  for (const auto& [counter, total] : totals) Follow(counter, total);
+}
 
 void Metrics::Families::FollowStats(const ServiceStats& s) {
   waiting.Set(static_cast<double>(s.waiting));
@@ -156,6 +204,10 @@ void Metrics::Families::FollowStats(const ServiceStats& s) {
   kv_spilled.Set(static_cast<double>(s.kv_spilled_bytes));
   kv_prefix_ram.Set(static_cast<double>(s.prefix.memory_bytes));
   kv_prefix_store.Set(static_cast<double>(s.prefix.store_bytes));
+  kv_remote_drafts.Set(static_cast<double>(s.remote.draft_bytes));
+  verifiers_up.Set(s.remote.verifiers_up);
+  verifiers_down.Set(s.remote.verifiers - s.remote.verifiers_up);
+  FollowRemote(s.remote);
   const std::pair<Counter*, double> totals[] = {
       {&submitted, s.submitted},
       {&finished, s.finished},
@@ -214,6 +266,8 @@ void Metrics::ChoiceEnded(const ChoiceRecord& record) {
     families_->run_length.Observe(round.emitted);
     families_->draft_length.Observe(round.drafted);
     if (wanted_draft && round.drafted == 0) families_->fallbacks.Increment();
+    if (round.mode == "remote")
+      families_->remote_round_trip.Observe(static_cast<double>(round.verify_ns) * 1e-9);
   }
 }
 

@@ -8,6 +8,7 @@
 #include "base/text.h"
 #include "server/api_keys.h"
 #include "server/stop_signals.h"
+#include "server/verifier_metrics.h"
 #include "vericache/remote_wire.h"
 
 namespace vericache::server {
@@ -15,7 +16,7 @@ namespace {
 
 constexpr double kFlushSeconds = 1, kExitSeconds = 5;
 constexpr std::string_view kOpen = "/v1/remote/open", kVerify = "/v1/remote/verify",
-                           kClose = "/v1/remote/close", kHealth = "/health";
+                           kClose = "/v1/remote/close", kHealth = "/health", kMetrics = "/metrics";
 
 int HttpStatusOf(const absl::Status& status) {
   switch (status.code()) {
@@ -48,7 +49,7 @@ void VerifierHandler::SetHost(std::shared_ptr<VerifierHost> host) {
 }
 
 bool VerifierHandler::IsQuick(const HttpRequest& request) const {
-  return request.path == kHealth || !HasKey(request, keys_);
+  return request.path == kHealth || request.path == kMetrics || !HasKey(request, keys_);
 }
 
 HttpResponse VerifierHandler::ErrorResponse(int status, std::string_view message) const {
@@ -58,6 +59,26 @@ HttpResponse VerifierHandler::ErrorResponse(int status, std::string_view message
   response.body = StrCat(message, "\n");
   if (status == 401) response.headers.emplace_back("WWW-Authenticate", "Bearer");
   return response;
+}
+
+void VerifierHandler::SetCounts(std::function<HttpCounts()> counts) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  counts_ = std::move(counts);
+}
+
+HttpResponse VerifierHandler::Metrics(const VerifierHost* host) const {
+  std::function<HttpCounts()> counts;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    counts = counts_;
+  }
+  VerifierStats stats;
+  if (host != nullptr) stats = host->stats();
+  return {
+      200,
+      "text/plain; version=0.0.4; charset=utf-8",
+      {},
+      VerifierMetricsText(host != nullptr ? &stats : nullptr, counts ? counts() : HttpCounts())};
 }
 
 absl::StatusOr<std::string> VerifierHandler::Answer(const HttpRequest& request,
@@ -89,6 +110,7 @@ void VerifierHandler::Handle(HttpRequest request, std::shared_ptr<HttpReply> rep
                                        : HttpResponse{200, "text/plain", {}, "ok\n"});
   if (!HasKey(request, keys_))
     return reply->Send(ErrorResponse(401, "the API key is missing or wrong"));
+  if (request.path == kMetrics && request.method == "GET") return reply->Send(Metrics(host.get()));
   if (!known) return reply->Send(ErrorResponse(404, "there is nothing at this path"));
   if (request.method != "POST") return reply->Send(ErrorResponse(405, "only POST is for it"));
   if (host == nullptr) return reply->Send(ErrorResponse(503, "the model is loading"));
@@ -111,6 +133,7 @@ absl::Status RunVerifierServer(const VerifierServerOptions& options, const Verif
   VerifierHandler handler(options.keys);
   VC_ASSIGN_OR_RETURN(const std::unique_ptr<HttpServer> http,
                       HttpServer::Listen(options.http, &handler));
+  handler.SetCounts([&http] { return http->counts(); });
   if (hooks.on_listening) hooks.on_listening(http->port());
   VC_ASSIGN_OR_RETURN(const std::shared_ptr<VerifierHost> host, hooks.load());
   ExpectStop();
@@ -121,7 +144,7 @@ absl::Status RunVerifierServer(const VerifierServerOptions& options, const Verif
   ExitWithin(kExitSeconds);
   host->Stop();
   http->Stop(kFlushSeconds);
-  if (hooks.on_stopped) hooks.on_stopped(host->stats());
+  if (hooks.on_stopped) status.Update(hooks.on_stopped(host.get()));
   return status;
 }
 

@@ -1,0 +1,167 @@
+// Runs many answers at once whose full KV verifiers elsewhere have: drafts here, asks there.
+//
+//   RemoteLoop loop(impl, verifiers, options);
+//   loop.Add(...);                                  // any number, at any time between steps
+//   while (!loop.empty()) if (!loop.Step()) loop.Wait();
+//
+// A request fetches its draft KV and opens a session at a verifier, beside each other; then it
+// drafts and asks in turn. Whatever waits for another machine does so on a worker thread, one call
+// a request; the owner's thread takes what came back and runs one pass for all that have something
+// to draft. So while the questions of some are away, others draft, and one whose own is away drafts
+// on behind it where nobody else has anything to do (api/remote_job.h).
+// THREADS: none but what says so; one owner calls, who also owns the engine meanwhile.
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "api/draft_shelf.h"
+#include "api/remote_job.h"
+#include "api/remote_workers.h"
+#include "engine/drafter.h"
+#include "remote/circuit_breaker.h"
+#include "scheduler/remote_length.h"
+#include "vericache/remote.h"
+
+namespace vericache {
+
+struct RemoteLoopOptions {
+  RemoteOptions remote;
+  int64_t max_pass_rows = 512;  // provisional rows of one pass, all requests together
+  int max_calls = 64;           // at once
+  double max_burst_s = 0;       // between two replies, as far as a token takes; 0: any
+  // Bytes of draft KV, those kept for later requests included; who finds no room is decoded
+  // plainly at the verifier. 0: no limit.
+  uint64_t draft_memory = 0;
+  uint64_t kept_drafts = uint64_t{256} << 20;  // of it, at most, for later requests
+  // A verifier that was lost is left alone for so long, then for longer.
+  BreakerOptions breaker{.failures = 1};
+  // The verifiers are the loop's alone: its end need not wait for calls that hang.
+  bool interrupts = false;
+  // Something has come back: Step() has work. From any thread. May be empty.
+  std::function<void()> on_event;
+};
+
+struct RemoteEnd {
+  std::unique_ptr<Sequence> sequence;
+  RemoteStats stats;
+  RequestTimes times;
+  enum class Kind : uint8_t {
+    kDone,        // sequence->done()
+    kCancelled,   // by Cancel() or a hook
+    kHandedOver,  // no verifier is left (stats.fallback says why): go on with what it has emitted
+  } kind = Kind::kDone;
+};
+
+// What happens to one request. All but on_end may be empty.
+struct RemoteHooks {
+  // After each reply that gave it tokens. False: cancel it.
+  std::function<bool(const Sequence&)> on_step;
+  // Rows of the prompt that the verifier has, and in all. False: cancel it.
+  std::function<bool(int64_t done, int64_t total)> on_prefill;
+  // Exactly once. May Add().
+  std::function<void(RemoteEnd)> on_end;
+};
+
+// Sums over all requests.
+struct RemoteTotals {
+  int64_t requests = 0, fallbacks = 0, failed_calls = 0, opened = 0, replies = 0;
+  int64_t rounds = 0, drafted = 0, accepted = 0, emitted = 0, ahead = 0;
+  int64_t provisional_rows = 0;
+  uint64_t rows_bytes = 0, draft_bytes = 0;  // that crossed the link
+  int64_t fetched_drafts = 0, shared_drafts = 0;
+  int64_t num_passes = 0;
+  double pass_s = 0;
+};
+
+using RemoteId = int64_t;
+
+// ERRORS: kInvalidArgument.
+absl::Status CheckRemoteOptions(const RemoteOptions& options);
+
+class RemoteLoop {
+ public:
+  // REQUIRES: the engine's digest is computed; `impl` and the verifiers outlive *this.
+  RemoteLoop(EngineAccess::Impl* impl, std::vector<RemoteVerifier*> verifiers,
+             RemoteLoopOptions options);
+  // Waits until sessions are closed and calls are over. on_end is not called any more.
+  ~RemoteLoop();
+
+  // REQUIRES: nothing of the sequence is computed; max_tokens > 0.
+  RemoteId Add(std::unique_ptr<Sequence> sequence, const Request& request, RemoteHooks hooks);
+  // Takes effect with the next step.
+  void Cancel(RemoteId id);
+  // Takes what has come back, then runs at most one pass. False: there is nothing to do but wait.
+  bool Step();
+  // Returns when something has come back. REQUIRES: Step() has returned false, and !empty().
+  void Wait();
+
+  bool empty() const { return jobs_.empty(); }
+  size_t num_jobs() const { return jobs_.size(); }
+  // Step() would do something.
+  bool ready() const;
+  // Some verifier may be tried.
+  bool HasVerifier();
+  int num_verifiers_up();
+  const RemoteTotals& totals() const { return totals_; }
+  uint64_t draft_bytes() const;
+
+ private:
+  enum class Fetch : uint8_t { kWanted, kRunning, kAwaitsOther, kOver };
+  struct Job;
+  struct Peer;
+  struct Event;
+
+  void TakeEvents();
+  void TakeEvent(Event* event);
+  void StartFetch(Job* job);
+  bool OtherFetches(const Job& job) const;
+  void FetchIsOver(Job* job, std::optional<DraftKv> draft);
+  void Advance(RemoteId id);
+  bool PickVerifier(Job* job);
+  void Open(Job* job);
+  void Ask(Job* job);
+  void Call(Job* job, std::function<void(Event*)> call);
+  void Close(size_t peer, const std::string& session);
+  void TakeReply(Job* job, const Event& event);
+  void TakeTokens(Job* job, const Event& event);
+  void Lost(Job* job, const absl::Status& status);
+  void LeaveVerifier(Job* job);
+  bool PrepareRound(Job* job);
+  RemoteLength ChooseLength(const Job& job) const;
+  bool PlanPass();
+  void RunPass();
+  void End(RemoteId id, RemoteEnd::Kind kind);
+  bool MakeRoom(uint64_t bytes);
+  void Push(std::unique_ptr<Event> event);
+
+  EngineAccess::Impl* const impl_;
+  const RemoteLoopOptions options_;
+  std::vector<std::unique_ptr<Peer>> peers_;
+  std::map<RemoteId, std::unique_ptr<Job>> jobs_;
+  RemoteId next_id_ = 1;
+  Drafter drafter_;
+  DraftShelf shelf_;
+  RemoteCosts costs_;
+  SharedAcceptance acceptance_;  // in mode kDraftKv
+  RemoteTotals totals_;
+  // Of the pass.
+  std::vector<Job*> filling_, stepping_;
+  std::vector<DraftRows> step_rows_;
+  std::vector<RowGroup> batch_;
+  HiddenRows hidden_;
+
+  mutable std::mutex mutex_;
+  std::condition_variable came_;
+  std::vector<std::unique_ptr<Event>> events_;  // guarded by mutex_
+  RemoteWorkers workers_;                       // goes first: its tasks use what is above
+};
+
+}  // namespace vericache

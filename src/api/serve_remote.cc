@@ -1,0 +1,95 @@
+// The service's requests whose full KV a verifier elsewhere has: handing them out, taking them
+// back.
+#include <utility>
+
+#include "api/serve_loop.h"
+#include "base/text.h"
+#include "kv/draft_spec.h"
+
+namespace vericache {
+
+// Logits stay where the full KV is.
+bool ServeLoop::GoesToVerifier(const ServeChoice& choice) const {
+  return remote_ != nullptr && !choice.job->needs_logits && choice.sequence->max_tokens > 0 &&
+         remote_->HasVerifier();
+}
+
+void ServeLoop::StartRemote(std::unique_ptr<ServeChoice> owned) {
+  ServeChoice* choice = owned.get();
+  std::unique_ptr<Sequence> s = std::move(choice->sequence);
+  ServeJob& job = *choice->job;
+  choice->local_spec = s->spec;
+  // What is stored is what was asked for; a budget may have made the one of this node smaller.
+  if (const absl::StatusOr<DraftSpec> asked = ParseDraftSpec(job.request.draft); asked.ok())
+    s->spec = *asked;
+  Request request = job.request;
+  request.sampling.choice = choice->index;
+  RemoteHooks hooks;
+  hooks.on_prefill = [this, choice](int64_t done, int64_t total) {
+    if (choice->index == 0) choice->stream->SendPrefill(done, total);
+    return !wants_cancel_(choice->job->id);
+  };
+  hooks.on_step = [this, choice](const Sequence& sequence) {
+    choice->answering = true;
+    Count(choice, sequence);
+    choice->stream->SendDelta();
+    return true;
+  };
+  hooks.on_end = [this, choice](RemoteEnd end) { OnRemoteEnd(choice, std::move(end)); };
+  active_.push_back(std::move(owned));
+  choice->remote_id = remote_->Add(std::move(s), request, std::move(hooks));
+  ChoiceBegins(&job);
+  // The verifier has the prompt: the other choices find it there.
+  if (choice->index == 0) job.prompt_over = true;
+  changed_ = true;
+}
+
+void ServeLoop::OnRemoteEnd(ServeChoice* choice, RemoteEnd end) {
+  if (end.kind == RemoteEnd::Kind::kHandedOver) return GoOnHere(choice, std::move(end));
+  choice->remote = std::move(end.stats);
+  OnEnd(choice, *end.sequence, end.times);
+}
+
+// With what has been emitted, which does not change.
+void ServeLoop::GoOnHere(ServeChoice* choice, RemoteEnd end) {
+  choice->remote = std::move(end.stats);
+  choice->remote_id = 0;
+  choice->handed_over = true;
+  impl_->Tell(StrCat("no verifier left, this node computes by itself: ", choice->remote.fallback));
+  choice->sequence = std::move(end.sequence);
+  choice->sequence->spec = choice->local_spec;
+  FindPrefix(choice);
+}
+
+void ServeLoop::Close() {
+  loader_.reset();
+  remote_.reset();
+}
+
+void ServeLoop::PublishRemote() {
+  if (remote_ == nullptr) return;
+  const RemoteTotals& totals = remote_->totals();
+  RemoteServiceStats& stats = stats_.remote;
+  stats.requests = totals.requests;
+  stats.fallbacks = totals.fallbacks;
+  stats.sessions = totals.opened;
+  stats.failed_calls = totals.failed_calls;
+  stats.replies = totals.replies;
+  stats.rounds = totals.rounds;
+  stats.drafted_tokens = totals.drafted;
+  stats.accepted_tokens = totals.accepted;
+  stats.emitted_tokens = totals.emitted;
+  stats.ahead_tokens = totals.ahead;
+  stats.provisional_rows = totals.provisional_rows;
+  stats.rows_bytes = totals.rows_bytes;
+  stats.fetched_draft_bytes = totals.draft_bytes;
+  stats.fetched_drafts = totals.fetched_drafts;
+  stats.shared_drafts = totals.shared_drafts;
+  stats.draft_bytes = remote_->draft_bytes();
+  stats.verifiers = static_cast<int>(options_.verifiers.size());
+  stats.verifiers_up = remote_->num_verifiers_up();
+  stats_.num_passes += totals.num_passes;
+  stats_.pass_s += totals.pass_s;
+}
+
+}  // namespace vericache
