@@ -208,6 +208,31 @@ TEST(Tiers, RejectedRowsHoldNoBlock) {
   EXPECT_EQ(s->full.num_blocks(), 2);
 }
 
+// A sequence that has to give up all of its memory between rounds, the block that is being written
+// included, goes on with the same bits.
+TEST(Tiers, NothingInRamBetweenRounds) {
+  Harness harness(OpenBytes(TinyModelBytes(SmallModel(3))), "", 2);
+  const RunTask task = Task(300, 90, 2);
+  const RunResult want = harness.Run(task, {});
+  RunKnobs knobs;
+  knobs.draft = "verify:0.25+int4";
+  knobs.draft_len = 5;
+  knobs.tier = harness.MakeTier(1024, 2);
+  auto s = harness.MakeSequence(task, knobs);
+  Prefill prefill(&harness.model(), &harness.forward(), &harness.pool());
+  ASSERT_TRUE(prefill.Run(s.get(), {}).ok());
+  RoundRunner rounds(&harness.model(), &harness.forward(), &harness.pool());
+  Sequence* running = s.get();
+  while (!s->done()) {
+    ASSERT_TRUE(s->full.SpillAll().ok());
+    EXPECT_EQ(s->full.num_ram_blocks(), 0);
+    EXPECT_EQ(knobs.tier->pool().num_used(), 0);
+    rounds.Run({&running, 1});
+  }
+  EXPECT_EQ(std::vector<TokenId>(s->tokens.begin() + 300, s->tokens.end()), want.tokens);
+  EXPECT_EQ(s->chain.Hex(), want.hash);
+}
+
 // A fork at a position inside a spilled block reads that block back and copies it.
 TEST(Tiers, ForkInsideASpilledBlock) {
   Harness harness(OpenBytes(TinyModelBytes(SmallModel(3))), "", 2);

@@ -34,11 +34,15 @@ class FakeS3 {
   // True: it has answered (or not) itself, and the connection is to be closed.
   using Intercept = std::function<bool(const FakeRequest&, FakeServer::Peer&)>;
 
-  explicit FakeS3(Intercept intercept = {})
+  // certificate: for "localhost", and then it is asked by HTTPS.
+  explicit FakeS3(Intercept intercept = {}, const FakeServer::Certificate& certificate = {})
       : intercept_(std::move(intercept)),
-        server_([this](FakeServer::Peer& peer) { Serve(peer); }) {}
+        is_tls_(!certificate.chain_file.empty()),
+        server_([this](FakeServer::Peer& peer) { Serve(peer); }, certificate) {}
 
-  std::string Endpoint() const { return StrCat("http://127.0.0.1:", server_.port()); }
+  std::string Endpoint() const {
+    return StrCat(is_tls_ ? "https://localhost:" : "http://127.0.0.1:", server_.port());
+  }
   std::string Url(const std::string& more = "") const {
     return StrCat("s3://bucket/pre/fix?endpoint=", Endpoint(), "&timeout_ms=60000&wait_ms=60000",
                   more);
@@ -134,6 +138,7 @@ class FakeS3 {
   }
 
   const Intercept intercept_;
+  const bool is_tls_;
   std::mutex mutex_;
   std::map<std::string, Object> objects_;
   std::vector<FakeRequest> seen_;

@@ -1,9 +1,12 @@
-// A server on a port of this machine that does what a test says, however wrong.
+// A server on a port of this machine that does what a test says, however wrong; over TLS where it
+// is given a certificate.
 #pragma once
 
 #include <arpa/inet.h>
 #include <netinet/in.h>
+#include <openssl/ssl.h>
 #include <poll.h>
+#include <signal.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -25,14 +28,17 @@ class FakeServer {
   // One connection, served on a thread of its own until the function returns.
   class Peer {
    public:
-    Peer(int fd, const std::atomic<bool>* stop) : fd_(fd), stop_(stop) {}
+    // ssl: null without TLS.
+    Peer(int fd, SSL* ssl, const std::atomic<bool>* stop) : fd_(fd), ssl_(ssl), stop_(stop) {}
     // At least one byte, or "" at the end of the connection or the server.
     std::string Receive() {
       char buffer[65536];
       while (!*stop_) {
         pollfd waiting = {fd_, POLLIN, 0};
-        if (poll(&waiting, 1, 50) <= 0) continue;
-        const ssize_t n = recv(fd_, buffer, sizeof(buffer), 0);
+        const bool has_more = ssl_ != nullptr && SSL_pending(ssl_) > 0;
+        if (!has_more && poll(&waiting, 1, 50) <= 0) continue;
+        const ssize_t n = ssl_ == nullptr ? recv(fd_, buffer, sizeof(buffer), 0)
+                                          : SSL_read(ssl_, buffer, sizeof(buffer));
         return n > 0 ? std::string(buffer, static_cast<size_t>(n)) : "";
       }
       return "";
@@ -63,7 +69,9 @@ class FakeServer {
     }
     bool Send(std::string_view text) {
       while (!text.empty()) {
-        const ssize_t n = send(fd_, text.data(), text.size(), MSG_NOSIGNAL);
+        const ssize_t n = ssl_ == nullptr
+                              ? send(fd_, text.data(), text.size(), MSG_NOSIGNAL)
+                              : SSL_write(ssl_, text.data(), static_cast<int>(text.size()));
         if (n <= 0) return false;
         text.remove_prefix(static_cast<size_t>(n));
       }
@@ -87,11 +95,19 @@ class FakeServer {
 
    private:
     int fd_;
+    SSL* ssl_;
     const std::atomic<bool>* stop_;
     std::string held_;
   };
 
-  explicit FakeServer(std::function<void(Peer&)> serve) : serve_(std::move(serve)) {
+  struct Certificate {
+    std::string chain_file, key_file;  // PEM
+  };
+
+  explicit FakeServer(std::function<void(Peer&)> serve) : FakeServer(std::move(serve), {}) {}
+  FakeServer(std::function<void(Peer&)> serve, const Certificate& certificate)
+      : serve_(std::move(serve)) {
+    if (!certificate.chain_file.empty()) UseTls(certificate);
     listen_fd_ = socket(AF_INET, SOCK_STREAM, 0);
     sockaddr_in address{};
     address.sin_family = AF_INET;
@@ -109,6 +125,7 @@ class FakeServer {
     accepting_.join();
     for (std::thread& thread : threads_) thread.join();
     close(listen_fd_);
+    SSL_CTX_free(tls_);
   }
   FakeServer(const FakeServer&) = delete;
   FakeServer& operator=(const FakeServer&) = delete;
@@ -117,6 +134,24 @@ class FakeServer {
   int num_connections() const { return num_connections_; }
 
  private:
+  void UseTls(const Certificate& certificate) {
+    signal(SIGPIPE, SIG_IGN);  // SSL_write() knows no MSG_NOSIGNAL
+    tls_ = SSL_CTX_new(TLS_server_method());
+    if (tls_ == nullptr ||
+        SSL_CTX_use_certificate_chain_file(tls_, certificate.chain_file.c_str()) != 1 ||
+        SSL_CTX_use_PrivateKey_file(tls_, certificate.key_file.c_str(), SSL_FILETYPE_PEM) != 1)
+      std::abort();
+  }
+  void ServeOne(int fd) {
+    SSL* ssl = tls_ == nullptr ? nullptr : SSL_new(tls_);
+    if (ssl != nullptr) SSL_set_fd(ssl, fd);
+    if (ssl == nullptr || SSL_accept(ssl) == 1) {
+      Peer peer(fd, ssl, &stop_);
+      serve_(peer);
+    }
+    SSL_free(ssl);
+    close(fd);
+  }
   void Accept() {
     while (!stop_) {
       pollfd waiting = {listen_fd_, POLLIN, 0};
@@ -124,17 +159,14 @@ class FakeServer {
       const int fd = accept(listen_fd_, nullptr, nullptr);
       if (fd < 0) continue;
       ++num_connections_;
-      threads_.emplace_back([this, fd] {
-        Peer peer(fd, &stop_);
-        serve_(peer);
-        close(fd);
-      });
+      threads_.emplace_back([this, fd] { ServeOne(fd); });
     }
   }
 
   const std::function<void(Peer&)> serve_;
   int listen_fd_ = -1;
   int port_ = 0;
+  SSL_CTX* tls_ = nullptr;
   std::atomic<bool> stop_{false};
   std::atomic<int> num_connections_{0};
   std::list<std::thread> threads_;  // of the accepting thread

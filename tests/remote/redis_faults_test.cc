@@ -347,6 +347,72 @@ TEST(RedisCluster, FollowsMovedAndAsk) {
   EXPECT_TRUE(TextOf(store->Get(KeyOf(n))) == Bytes(2, 9000));
 }
 
+// Slots move away, key by key as `redis-cli --cluster reshard` does it, while blobs of several
+// pieces are read and written: whatever is read is right, and once a slot has arrived nothing is
+// missing.
+TEST(RedisCluster, SlotsMoveUnderTraffic) {
+  RedisCluster cluster;
+  constexpr int kBlobs = 12;
+  const std::string url = cluster.Url("?piece_bytes=4096&timeout_ms=20000");
+  const auto store = StoreAt(url);
+  std::vector<int> moving;  // blobs of node 0
+  for (int n = 0; static_cast<int>(moving.size()) < kBlobs; ++n)
+    if (RedisSlot(MainName(KeyOf(n))) <= 5460) moving.push_back(n);
+  for (int n : moving) ASSERT_TRUE(store->Put(KeyOf(n), {Bytes(n, 17000)}).ok());
+  std::atomic<bool> done{false};
+  std::atomic<int> right{0};
+  std::vector<std::thread> readers;
+  for (int t = 0; t < 2; ++t)
+    readers.emplace_back([&] {
+      const auto own = StoreAt(url);
+      for (int i = 0; !done; ++i) {
+        const int n = moving[i % kBlobs];
+        const auto blob = own->Get(KeyOf(n));
+        if (blob.ok()) {
+          EXPECT_TRUE(TextOf(blob) == Bytes(n, 17000)) << n;
+          ++right;
+        } else {
+          EXPECT_TRUE(absl::IsNotFound(blob.status())) << "a miss, no error: " << blob.status();
+        }
+        EXPECT_TRUE(own->CountPresent({KeyOf(n)}, kNoDeadline).ok());
+      }
+    });
+  const std::string from = cluster.Id(0), to = cluster.Id(1);
+  const std::string port = std::to_string(cluster.node(1).port());
+  int num_asked = 0;
+  for (int n : moving) {
+    const std::string slot = std::to_string(RedisSlot(MainName(KeyOf(n))));
+    cluster.node(1).Call({"CLUSTER", "SETSLOT", slot, "IMPORTING", from});
+    cluster.node(0).Call({"CLUSTER", "SETSLOT", slot, "MIGRATING", to});
+    const RespReply keys = cluster.node(0).Call({"CLUSTER", "GETKEYSINSLOT", slot, "100"});
+    EXPECT_GE(keys.elements.size(), 5u) << "the blob and its pieces";
+    for (const RespReply& key : keys.elements) {
+      cluster.node(0).Call({"MIGRATE", "127.0.0.1", port, key.text, "0", "5000"});
+      num_asked += cluster.node(0).Call({"GET", key.text}).is_error("ASK ");
+      // In the middle of it: a write, which may fail but leaves nothing wrong, and a read.
+      const absl::Status put = store->Put(KeyOf(n), {Bytes(n, 17000)});
+      const auto blob = store->Get(KeyOf(n));
+      EXPECT_TRUE(blob.ok() ? TextOf(blob) == Bytes(n, 17000) : absl::IsNotFound(blob.status()))
+          << blob.status() << put;
+    }
+    // What came back to the old node while the slot was open goes, too; else it would be lost.
+    for (const RespReply& key :
+         cluster.node(0).Call({"CLUSTER", "GETKEYSINSLOT", slot, "100"}).elements)
+      cluster.node(0).Call({"MIGRATE", "127.0.0.1", port, key.text, "0", "5000", "REPLACE"});
+    for (int i : {1, 0, 2}) cluster.node(i).Call({"CLUSTER", "SETSLOT", slot, "NODE", to});
+  }
+  EXPECT_GT(num_asked, kBlobs);
+  done = true;
+  for (std::thread& reader : readers) reader.join();
+  EXPECT_GT(right, 0);
+  for (int n : moving) {
+    const absl::Status put = store->Put(KeyOf(n), {Bytes(n, 17000)});
+    EXPECT_TRUE(put.ok()) << put;
+    EXPECT_TRUE(TextOf(store->Get(KeyOf(n))) == Bytes(n, 17000)) << n;
+    EXPECT_TRUE(TextOf(StoreAt(url)->Get(KeyOf(n))) == Bytes(n, 17000)) << n;
+  }
+}
+
 TEST(RedisCluster, ADeadMasterCostsItsOwnSlotsOnly) {
   RedisCluster cluster;
   const auto store = StoreAt(cluster.Url("?timeout_ms=2000"));

@@ -147,6 +147,83 @@ TEST_F(RemoteEngineTest, Case61S3Refuses) {
   }
 }
 
+// Each at once for every read: the same answer, and what happened is counted.
+TEST_F(RemoteEngineTest, Case62WrongBytesAndLengths) {
+  const Request request = Ask(TestPrompt(300, 5), "h2o:0.3");
+  const Answer plain = Plain(request);
+  for (const std::string how : {"byte", "short", "long", "empty", "other"}) {
+    std::atomic<bool> lying{false};
+    FakeS3* server = nullptr;
+    FakeS3 s3([&](const FakeRequest& r, Peer& peer) {
+      if (!lying || r.method != "GET") return false;
+      std::string bytes = server->Get(r.path).bytes;
+      if (bytes.empty()) return false;
+      if (how == "byte") bytes[bytes.size() / 2] = static_cast<char>(bytes[bytes.size() / 2] ^ 1);
+      if (how == "short") bytes.resize(bytes.size() - 1);
+      if (how == "long") bytes += "x";
+      if (how == "empty") bytes.clear();
+      if (how == "other") bytes = server->Get(server->seen()[0].path).bytes + bytes;
+      return peer.Send(FakeS3::Answer("200 OK", "ETag: \"e\"\r\n", bytes)), true;
+    });
+    server = &s3;
+    EXPECT_EQ(AnswerOf(Load(At(s3.Url()))->Generate(request)), plain);
+    lying = true;
+    const auto engine = Load(At(s3.Url()));
+    const auto completion = engine->Generate(request);
+    EXPECT_EQ(AnswerOf(completion), plain) << how;
+    EXPECT_EQ(completion->usage.cached_tokens, 0) << how;
+    EXPECT_GT(engine->prefix_stats().damaged, 0) << how;
+  }
+}
+
+// A store that is full, a disk that is: nothing of it is kept, nothing else happens.
+TEST_F(RemoteEngineTest, AFullStoreCostsHitsOnly) {
+  const Request request = Ask(TestPrompt(300, 5));
+  const Answer plain = Plain(request);
+  RedisServer server({"--maxmemory", "1", "--maxmemory-policy", "noeviction"});
+  FakeS3 s3([](const FakeRequest& r, Peer& peer) {
+    if (r.method != "PUT") return false;
+    return peer.Send(FakeS3::Error("507 Insufficient Storage", "QuotaExceeded")), true;
+  });
+  for (const std::string& url : {Patient(server), s3.Url()}) {
+    const auto engine = Load(At(url));
+    for (int i = 0; i < 2; ++i) EXPECT_EQ(AnswerOf(engine->Generate(request)), plain) << url;
+    engine->WaitForPrefixWrites();
+    EXPECT_GT(engine->prefix_stats().failed_writes, 0) << url;
+    EXPECT_EQ(AnswerOf(Load(At(url))->Generate(request)), plain);
+  }
+  // It is used again once there is room.
+  server.Call({"CONFIG", "SET", "maxmemory", "0"});
+  EXPECT_EQ(AnswerOf(Load(At(Patient(server)))->Generate(request)), plain);
+  const auto warm = Load(At(Patient(server)))->Generate(request);
+  EXPECT_EQ(AnswerOf(warm), plain);
+  EXPECT_GE(warm->usage.cached_tokens, 256);
+}
+
+// The clock is wrong, the credentials have expired, from the first request on: said once, in words
+// that say what to do.
+TEST_F(RemoteEngineTest, Case61WhatWillNotHealIsSaidAtOnce) {
+  const Request request = Ask(TestPrompt(300, 5));
+  const Answer plain = Plain(request);
+  const std::pair<const char*, const char*> cases[] = {{"RequestTimeTooSkewed", "clock"},
+                                                       {"ExpiredToken", "ExpiredToken"}};
+  for (const auto& [code, says] : cases) {
+    notices_.clear();
+    FakeS3 s3([&](const FakeRequest&, Peer& peer) {
+      return peer.Send(FakeS3::Error("403 Forbidden", code)), true;
+    });
+    const auto engine = Load(At(s3.Url()));
+    for (int i = 0; i < 3; ++i) EXPECT_EQ(AnswerOf(engine->Generate(request)), plain) << code;
+    engine->WaitForPrefixWrites();
+    const size_t told = notices_.find("cannot be used");
+    EXPECT_NE(told, notices_.npos) << notices_;
+    EXPECT_EQ(notices_.find("cannot be used", told + 1), notices_.npos) << notices_;
+    EXPECT_NE(notices_.find(says), notices_.npos) << notices_;
+    EXPECT_GT(engine->prefix_stats().store_errors, 0);
+    EXPECT_GT(engine->prefix_stats().store_skipped, 0) << "the breaker has opened";
+  }
+}
+
 TEST_F(RemoteEngineTest, TiersGoOnWhenOneFails) {
   RedisServer server;
   const Request request = Ask(TestPrompt(300, 5));

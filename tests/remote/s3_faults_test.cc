@@ -238,6 +238,43 @@ TEST(S3Store, Case61PathAndHostStyle) {
     EXPECT_FALSE(S3OptionsOf(*ParseStoreUrl(bad), Keys()).ok()) << bad;
 }
 
+// Case 64 for S3: a CA of one's own by the URL or, as other S3 clients have it, by AWS_CA_BUNDLE;
+// verification is off only where the URL says so.
+TEST(S3Store, Case64CertificatesAreVerified) {
+  const std::filesystem::path folder = NewTestFolder();
+  ASSERT_TRUE(MakeCertificates(folder));
+  const std::string at = folder.string(), payload = Bytes(1, 200000);
+  const auto with_bundle = [](const std::string& file) -> Environment {
+    return
+        [file](const std::string& name) { return name == "AWS_CA_BUNDLE" ? file : Keys()(name); };
+  };
+  for (const std::string which : {"good", "other", "old"}) {
+    if (!std::filesystem::exists(at + "/" + which + ".pem")) {
+      ADD_FAILURE() << "no certificate " << which;
+      continue;
+    }
+    FakeS3 s3({}, {at + "/" + which + ".pem", at + "/" + which + ".key"});
+    const auto put = [&](const std::string& more, const Environment& environment = Keys()) {
+      return StoreAt(s3.Url(more), environment)->Put(KeyOf(1), {payload});
+    };
+    const absl::Status unknown = put("");
+    EXPECT_TRUE(absl::IsPermissionDenied(unknown)) << "signed by nobody known: " << unknown;
+    EXPECT_NE(unknown.message().find("ca_file="), absl::string_view::npos) << unknown;
+    const bool good = which == "good";
+    EXPECT_EQ(put("&ca_file=" + at + "/ca.pem").ok(), good) << which;
+    EXPECT_EQ(put("", with_bundle(at + "/ca.pem")).ok(), good) << which;
+    EXPECT_FALSE(put("&ca_file=" + at + "/other.pem", with_bundle(at + "/ca.pem")).ok())
+        << "the URL's comes first";
+    EXPECT_FALSE(put("", with_bundle(at + "/nothing.pem")).ok());
+    EXPECT_EQ(s3.num_seen(), good ? 2 : 0) << "nothing is sent to whom nobody vouches for";
+    EXPECT_TRUE(put("&tls_verify=0").ok());
+    if (!good) continue;
+    const auto store = StoreAt(s3.Url("&range_bytes=65536"), with_bundle(at + "/ca.pem"));
+    EXPECT_TRUE(TextOf(store->Get(KeyOf(1))) == payload);
+  }
+  std::filesystem::remove_all(folder);
+}
+
 // Expired credentials are looked up anew, once; a file may have been rewritten meanwhile.
 TEST(S3Credentials, AreReadAgainWhenTheyHaveExpired) {
   const std::filesystem::path folder = NewTestFolder();

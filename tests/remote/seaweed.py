@@ -11,6 +11,7 @@ port.
 import json
 import os
 import pathlib
+import random
 import signal
 import socket
 import subprocess
@@ -21,14 +22,27 @@ import urllib.error
 import urllib.request
 
 
+STARTS = 5
+START_S = 240
+
+
 def free_ports(count):
-    sockets = [socket.socket() for _ in range(count)]
-    for s in sockets:
-        s.bind(("127.0.0.1", 0))
-    ports = [s.getsockname()[1] for s in sockets]
+    """Below the range that clients' own ports come from: else a connection of another test may
+    take one between now and the start of the server."""
+    found, sockets = [], []
+    while len(found) < count:
+        s = socket.socket()
+        port = random.randrange(20000, 32000)
+        try:
+            s.bind(("127.0.0.1", port))
+        except OSError:
+            s.close()
+            continue
+        found.append(port)
+        sockets.append(s)
     for s in sockets:
         s.close()
-    return ports
+    return found
 
 
 def answers(port):
@@ -59,31 +73,60 @@ def start(weed, folder):
     return server, ports["s3.port"]
 
 
+def stop(server):
+    os.killpg(server.pid, signal.SIGKILL)
+    server.wait()
+
+
+def start_until_ready(weed, folder):
+    """A server that answers and has its bucket. One that ends (a port was taken) is started again.
+
+    Answering is not enough: on a busy machine its parts find each other much later.
+    """
+    for attempt in range(STARTS):
+        own = folder / str(attempt)
+        own.mkdir()
+        server, port = start(weed, own)
+        end = time.monotonic() + START_S
+        while server.poll() is None and time.monotonic() < end:
+            if answers(port) and has_bucket(weed, server):
+                return server, port, own
+            time.sleep(0.2)
+        sys.stdout.write(f"start {attempt + 1} of the S3 server failed:\n{last_words(own)}\n")
+        stop(server)
+    raise SystemExit("the S3 server does not start")
+
+
+def has_bucket(weed, server):
+    try:
+        done = subprocess.run(
+            [weed, "shell", f"-master=127.0.0.1:{master_port(server)}"],
+            input=b"s3.bucket.create -name prefixes\ns3.bucket.list\n", stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT, timeout=60, check=False)
+    except subprocess.TimeoutExpired:
+        return False
+    # Its exit status is 0 whatever happened; the list has lines such as "  prefixes\tsize:0 ...".
+    return any(line.split()[:1] == [b"prefixes"] for line in done.stdout.splitlines())
+
+
+def last_words(folder):
+    text = (folder / "weed.log").read_text(errors="replace")
+    return "\n".join(text.splitlines()[-20:])
+
+
 def main():
     weed, *command = sys.argv[1:]
     with tempfile.TemporaryDirectory() as name:
-        folder = pathlib.Path(name)
-        server, port = start(weed, folder)
+        server, port, folder = start_until_ready(weed, pathlib.Path(name))
         try:
-            end = time.monotonic() + 240
-            while not answers(port) and server.poll() is None and time.monotonic() < end:
-                time.sleep(0.2)
             env = os.environ | {"VERICACHE_TEST_S3": f"http://127.0.0.1:{port}",
                                 "VERICACHE_TEST_S3_BUCKET": "prefixes"}
-            made = subprocess.run(
-                [weed, "shell", f"-master=127.0.0.1:{master_port(server)}"],
-                input=b"s3.bucket.create -name prefixes\n", stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT, timeout=240, check=False)
-            if made.returncode != 0:
-                sys.stdout.write(made.stdout.decode(errors="replace"))
             status = subprocess.run(command, env=env, check=False).returncode
             if status != 0:
-                text = (folder / "weed.log").read_text(errors="replace")
-                sys.stdout.write("\n".join(text.splitlines()[-20:]) + "\n")
+                sys.stdout.write(last_words(folder) + "\n")
             return status
         finally:
-            os.killpg(server.pid, signal.SIGKILL)
-            server.wait()
+            stop(server)
 
 
 def master_port(server):

@@ -61,6 +61,7 @@ class StoreContract : public testing::TestWithParam<const char*> {
     if (kind == "file") place_.urls = (place_.folder / "store").string();
     if (kind == "redis") StartRedis({}, "?prefix=a*[b]?:");
     if (kind == "redis_pieces") StartRedis({}, "/3?piece_bytes=65536");
+    if (kind == "redis_squeezed") StartRedis({}, "?squeeze=zstd&piece_bytes=65536");
     if (kind == "redis_resp3") StartRedis({}, "?protocol=3&piece_bytes=100000");
     if (kind == "redis_unix") {
       StartRedis({}, "");
@@ -115,8 +116,8 @@ TEST_P(StoreContract, LastsBeyondTheObject) {
 
 INSTANTIATE_TEST_SUITE_P(Stores, StoreContract,
                          testing::Values("memory", "file", "redis", "redis_pieces", "redis_resp3",
-                                         "redis_unix", "redis_acl", "redis_tls", "cluster",
-                                         "tiered"),
+                                         "redis_squeezed", "redis_unix", "redis_acl", "redis_tls",
+                                         "cluster", "tiered"),
                          [](const auto& info) { return std::string(info.param); });
 
 }  // namespace

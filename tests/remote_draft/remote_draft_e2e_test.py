@@ -25,7 +25,7 @@ class Relay:
     def __init__(self, port, kill_after=None, bytes_per_s=None):
         relay = self
         self.replies = 0
-        self.kill = None
+        self.kill_after, self.kill = kill_after, None
 
         class Handler(socketserver.BaseRequestHandler):
             def handle(self):
@@ -38,7 +38,8 @@ class Relay:
                                      ).start()
                     while data := far.recv(1 << 16):
                         relay.replies += data.startswith(b"HTTP/1.1 200")
-                        if kill_after is not None and relay.replies > kill_after:
+                        after = relay.kill_after
+                        if after is not None and relay.replies > after:
                             relay.kill()
                             self.request.sendall(data[:20])  # the reply is cut off
                             return
@@ -66,7 +67,9 @@ class Relay:
         self.server.server_close()
 
 
-class RemoteDrafting(CliTest):
+class RemoteCase(CliTest):
+    """Verifiers, relays in front of them, and a prefix that is stored."""
+
     def setUp(self):
         super().setUp()
         self.store = self.folder / "prefixes"
@@ -77,13 +80,13 @@ class RemoteDrafting(CliTest):
         self.ok("prefix", "push", "-m", LLAMA, "--raw", "-f", self.prefix, "--draft", DRAFT,
                 "--prefix-store", self.store)
 
-    def verifier(self, *args, model=LLAMA):
+    def verifier(self, *args, model=LLAMA, port=0):
         """A verifier that is ready: its process and its port."""
         port_file = self.folder / f"port{time.monotonic_ns()}"
         log = open(self.folder / "verifier.log", "ab")
         process = subprocess.Popen(
             [str(self.binary), "verifier", "-m", str(model), "--prefix-store", str(self.store),
-             "--port", "0", "--port-file", str(port_file), *map(str, args)],
+             "--port", str(port), "--port-file", str(port_file), *map(str, args)],
             env=self.environment(), cwd=self.folder, stderr=log)
         self.addCleanup(log.close)
         self.addCleanup(process.wait)
@@ -100,6 +103,8 @@ class RemoteDrafting(CliTest):
         self.addCleanup(relay.close)
         return relay
 
+
+class RemoteDrafting(RemoteCase):
     def ask(self, *args, url=None, tokens=48, prompt="And now?"):
         """The answer's JSON, and what is told of remote drafting."""
         args = ["run", "-m", LLAMA, "--json", "--raw", "--ignore-eos", "-n", tokens, "-f",
@@ -217,7 +222,7 @@ class RemoteDrafting(CliTest):
 
     def test_hostile_requests(self):
         process, port = self.verifier()
-        for body in (b"", b"VCRD", b"\xff" * 1000, b"VCRD\x01\0\0\0\x01" + b"\xff" * 64):
+        for body in (b"", b"VCRD", b"\xff" * 1000, b"VCRD\x02\0\0\0\x01" + b"\xff" * 64):
             for path in ("open", "verify", "close"):
                 self.assertEqual(self.post(port, f"/v1/remote/{path}", body)[0], 400)
         status, text = self.post(port, "/v1/remote/open", b"VCRD\x07\0\0\0" + b"x" * 64)
@@ -226,6 +231,26 @@ class RemoteDrafting(CliTest):
         self.assertEqual(self.post(port, "/v1/remote/open", None, method="GET")[0], 405)
         self.assertEqual(self.post(port, "/health", None, method="GET"), (200, "ok\n"))
         self.assertIsNone(process.poll())
+
+    def test_a_small_memory_metrics_and_timeline(self):
+        self.push()
+        timeline = self.folder / "timeline.json"
+        process, port = self.verifier("--kv-memory", "112KiB", "--kv-dir", self.folder,
+                                      "--timeline", timeline)
+        far, line = self.ask(url=f"http://127.0.0.1:{port}")
+        self.assertEqual(far, self.ask()[0])
+        self.assertEqual(self.numbers(line)["here"], 0)
+        status, text = self.post(port, "/metrics", None, method="GET")
+        self.assertEqual(status, 200)
+        values = dict(line.rsplit(" ", 1) for line in text.splitlines() if line[0] != "#")
+        self.assertEqual(values['vericache_verifier_sessions_total{event="opened"}'], "1")
+        self.assertEqual(values['vericache_tokens_total{kind="emitted"}'], "47")
+        self.assertGreater(float(values["vericache_kv_fetched_bytes_total"]), 0)
+        process.terminate()
+        self.assertEqual(process.wait(PATIENCE_S), 0)
+        self.assertIn("for KV at most", (self.folder / "verifier.log").read_text())
+        names = {event["name"] for event in json.loads(timeline.read_text())}
+        self.assertTrue({"prefill", "verify", "fetch"} <= names, names)
 
     def test_wrong_usage(self):
         self.fails(2, "verifier", "-m", LLAMA, "--host", "0.0.0.0", says="--api-key-file")

@@ -1,4 +1,7 @@
 // Remote drafting in one process: the answer is that of Engine::Generate(), whatever goes wrong.
+#include <atomic>
+#include <cmath>
+#include <limits>
 #include <thread>
 #include <vector>
 
@@ -227,6 +230,69 @@ TEST_F(RemoteDraftTest, WrongRowsOnlyDraftBadly) {
     for (char& byte : reply->rows) byte = '\x7e';
   };
   EXPECT_EQ(ExpectSame(Question("h2o:0.3", 47), {&liar}).local_tokens, 0);
+}
+
+// What is drafted while a question is away begins the next round, where all of it held.
+TEST_F(RemoteDraftTest, DraftsGoOnBehindAQuestionThatIsAway) {
+  Push({"f16"});
+  const Request request = Question("f16", 7, 60);
+  std::atomic<size_t> num_drafted{0};
+  // Gives its answer once more is drafted than was asked.
+  class Late : public FaultyVerifier {
+   public:
+    Late(RemoteVerifier* inner, std::atomic<size_t>* num_drafted)
+        : FaultyVerifier(inner), num_drafted_(num_drafted) {}
+    absl::StatusOr<RemoteVerified> Verify(const RemoteVerify& request) override {
+      const size_t asked = request.drafted.size();
+      absl::StatusOr<RemoteVerified> reply = FaultyVerifier::Verify(request);
+      const bool goes_on = asked > 0 && request.num_known + static_cast<int64_t>(asked) + 1 < 60;
+      while (goes_on && *num_drafted_ <= asked) std::this_thread::yield();
+      return reply;
+    }
+
+   private:
+    std::atomic<size_t>* num_drafted_;
+  } late(host_.get(), &num_drafted);
+  const std::unique_ptr<Engine> node = ServingNode();
+  Callbacks callbacks;
+  callbacks.on_round = [&](const RoundView& view) {
+    if (!view.verified) num_drafted = view.drafted.size();
+  };
+  RemoteStats stats;
+  const auto remote = GenerateRemote(node.get(), request, {&late}, {}, callbacks, &stats);
+  EXPECT_EQ(AnswerOf(remote), AnswerOf(plain_->Generate(request)));
+  EXPECT_GT(stats.ahead_tokens, 0);
+  EXPECT_EQ(stats.accepted, stats.drafted);
+  RemoteOptions options;
+  options.drafts_ahead = false;
+  EXPECT_EQ(ExpectSame(request, {host_.get()}, options).ahead_tokens, 0);
+}
+
+// Lengths by measurement, plain questions among them, tokens before the draft KV is there.
+TEST_F(RemoteDraftTest, MeasuredLengthsGiveTheSameAnswers) {
+  Push({"f16", "h2o:0.3", "sink:0.25", "verify:0.25+int4"});
+  FaultyVerifier liar(host_.get());
+  liar.lies = [](int call, RemoteVerified* reply) {
+    const double times[] = {-1, 1e300, std::numeric_limits<double>::quiet_NaN()};
+    reply->busy_s = times[call % 3];
+  };
+  for (const char* spec : {"f16", "h2o:0.3", "sink:0.25", "verify:0.25+int4", "off"}) {
+    for (RemoteVerifier* verifier :
+         {static_cast<RemoteVerifier*>(host_.get()), static_cast<RemoteVerifier*>(&liar)}) {
+      RemoteOptions options;
+      options.draft_len = 0;
+      options.early_tokens = 3;
+      Request request = Question(spec, 91, 150);
+      if (spec[0] == 's') {
+        request.sampling.temperature = 0.9f;
+        request.sampling.seed = 8;
+      }
+      const RemoteStats stats = ExpectSame(request, {verifier}, options);
+      EXPECT_EQ(stats.local_tokens, 0);
+      EXPECT_TRUE(std::isfinite(stats.tokens_per_s) && stats.tokens_per_s > 0) << spec;
+      EXPECT_TRUE(std::isfinite(stats.round_trip_s)) << spec;
+    }
+  }
 }
 
 TEST_F(RemoteDraftTest, AVerifierOfAnotherModelIsRefused) {

@@ -28,6 +28,7 @@ RemoteVerified AVerified() {
   verified.row_hashes.resize(2);
   verified.row_hashes[1][15] = 0xfe;
   verified.finish = RemoteFinish::kLength;
+  verified.busy_s = 0.25;
   verified.rows = std::string(100, '\0');
   return verified;
 }
