@@ -13,6 +13,7 @@ import bound
 import command
 import contexts
 import names
+import record_files
 import report
 import run
 import speed_plot
@@ -126,6 +127,9 @@ TIMELINE = [
 class Together(unittest.TestCase):
     def test_counts_from_the_last_prompt_on(self):
         found = together.of_timeline(TIMELINE)
+        self.assertAlmostEqual(found["gap_p50_s"], 500e-6)  # of the first: 500 to 1000
+        self.assertEqual(together.quantile([1, 2, 3, 4], 0.5), 2)
+        self.assertEqual(together.quantile([1, 2, 3, 4], 0.99), 4)
         self.assertEqual(
             {key: found[key] for key in ("tokens", "rounds", "drafted", "accepted")},
             {"tokens": 5, "rounds": 3, "drafted": 4, "accepted": 2})
@@ -370,7 +374,7 @@ class Rounds(unittest.TestCase):
             path = pathlib.Path(folder, "r.jsonl")
             path.write_text(json.dumps(rounds()[0]) + "\n")
             with self.assertRaisesRegex(SystemExit, "threads"):
-                run.read_records(path, self.common() | {"threads": 3})
+                record_files.read_again(path, self.common() | {"threads": 3}, run.SETTINGS, run.die)
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ import machine
 import model_files
 import names
 import quiet
+import record_files
 import variants
 
 BUSY = 0.1  # share of all cores in other hands above which no ratio is trusted
@@ -115,24 +116,6 @@ def common_of(args, model, model_sha256):
     }
 
 
-def read_records(path, common):
-    """The complete rounds of an earlier run; a line that a kill has cut is dropped."""
-    if not path.is_file():
-        return []
-    records, kept = [], []
-    for line in path.read_text("utf-8").splitlines():
-        try:
-            records.append(json.loads(line))
-            kept.append(line + "\n")
-        except ValueError:
-            print(f"{path}: a line that is not complete is measured again", flush=True)
-    for record in records:
-        if other := [key for key in SETTINGS if record[key] != common[key]]:
-            die(f"{path} has records of another {other[0]}: give another file with -o")
-    path.write_text("".join(kept), encoding="utf-8")
-    return records
-
-
 def key_of(record):
     return record["context"], record["num_requests"], record["repeat"]
 
@@ -152,7 +135,7 @@ class Rounds:
 
     def __init__(self, args, common, path, peers):
         self.args, self.common, self.path, self.peers = args, common, path, peers
-        self.done = {key_of(r) for r in read_records(path, common)}
+        self.done = {key_of(r) for r in record_files.read_again(path, common, SETTINGS, die)}
 
     def measure(self, context, setup, repeat):
         num = len(setup.requests)

@@ -6,14 +6,12 @@
 A bar is the median over the rounds, the line on it the spread. Standard library only.
 """
 
-import argparse
-import pathlib
 import statistics
 import sys
 
 import bench_path  # noqa: F401  (finds bench/plot.py)
+import record_files
 import report
-import table
 from names import base_of, parts_of
 from plot import COLOURS, text
 
@@ -85,15 +83,5 @@ def svg(records):
     return "\n".join(lines + ["</svg>"]) + "\n"
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-    parser.add_argument("files", nargs="+", type=pathlib.Path)
-    parser.add_argument("-o", "--output", type=pathlib.Path, required=True)
-    args = parser.parse_args()
-    made = svg([record for path in args.files for record in table.load(path)])
-    args.output.parent.mkdir(parents=True, exist_ok=True)
-    args.output.write_text(made, encoding="utf-8")
-
-
 if __name__ == "__main__":
-    main()
+    record_files.plot_main(__doc__.split("\n", 1)[0], svg)

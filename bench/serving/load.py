@@ -57,14 +57,14 @@ def encoded(port, path, body):
     return head.encode() + data
 
 
-async def ask(port, request, patience_s):
+async def ask(port, request, patience_s, host="127.0.0.1"):
     """(start, pieces, error) of one request."""
     loop = asyncio.get_running_loop()
     ended = loop.create_future()
     stream = Stream(request, ended)
     start = clock()
     try:
-        transport, _ = await loop.create_connection(lambda: stream, "127.0.0.1", port)
+        transport, _ = await loop.create_connection(lambda: stream, host, port)
     except OSError as error:
         return start, [], str(error)
     try:
