@@ -1,6 +1,8 @@
 // What the tests of the prefix cache share: prompts, answers, a model and a store of their own.
 #pragma once
 
+#include <unistd.h>
+
 #include <filesystem>
 #include <memory>
 #include <set>
@@ -45,7 +47,9 @@ class PrefixFixture : public testing::Test {
  protected:
   void SetUp() override {
     const auto* info = testing::UnitTest::GetInstance()->current_test_info();
-    folder_ = std::filesystem::path(testing::TempDir()) / (std::string("prefix_") + info->name());
+    // Tests of one name stand in several programs, which ctest runs beside each other.
+    folder_ = std::filesystem::path(testing::TempDir()) /
+              (std::string("prefix_") + info->name() + "_" + std::to_string(getpid()));
     std::filesystem::remove_all(folder_);
     std::filesystem::create_directories(folder_);
     store_ = folder_ / "store";
