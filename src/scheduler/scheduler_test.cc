@@ -60,6 +60,29 @@ TEST(Scheduler, ChoosingADraftKvAnewIsLearnedApart) {
   }
 }
 
+// Where a plain round of all takes longer over the link than the cap, drafts still pay: decoding
+// plainly would be late as well.
+TEST(Scheduler, ABurstCapDoesNotForbidDraftsWhereTheLinkIsSlow) {
+  Driver driver(SpillLimits(60000, 8000));
+  for (RequestId id = 1; id <= 3; ++id) {
+    RequestInfo info = Request(id, 640, 60, kPlainOnly | ModeBit(DraftMode::kDraftKv));
+    info.max_burst_s = 0.05;  // a read of one's K/V alone takes 0.064 s
+    driver.Add(info);
+  }
+  int64_t drafted = 0, verified = 0;
+  for (int step = 0; step < 3000; ++step) {
+    const StepPlan plan = driver.Step();
+    if (plan.idle()) break;
+    for (const Work& work : plan.work) {
+      if (work.kind != WorkKind::kVerify) continue;
+      ++verified;
+      drafted += work.draft_len;
+    }
+  }
+  EXPECT_EQ(driver.num_ended.size(), 3u);
+  EXPECT_GT(drafted, 2 * verified) << verified;
+}
+
 TEST(Scheduler, TellsWhetherADraftKvWouldFit) {
   const Scheduler scheduler(SpillLimits(20000, 2000), {});
   RequestInfo info = Request(1, 100, 20, kPlainOnly | ModeBit(DraftMode::kDraftKv));
