@@ -13,6 +13,7 @@
 #include "engine/prefix_cache.h"
 #include "gtest/gtest.h"
 #include "kernels/kernels.h"
+#include "storage/forwarding_store.h"
 
 namespace vericache {
 
@@ -48,9 +49,9 @@ struct Backing {
   std::function<void()> before_get;
 };
 
-class SharedStore : public BlobStore {
+class SharedStore : public ForwardingStore {
  public:
-  explicit SharedStore(Backing* backing) : b_(backing) {}
+  explicit SharedStore(Backing* backing) : ForwardingStore(&backing->blobs), b_(backing) {}
   absl::Status Put(const BlobKey& key, absl::Span<const std::string_view> parts) override {
     std::this_thread::sleep_for(std::chrono::microseconds(b_->put_us));
     return b_->broken ? absl::ResourceExhaustedError("full") : b_->blobs.Put(key, parts);
@@ -61,6 +62,10 @@ class SharedStore : public BlobStore {
     if (b_->broken) return absl::UnavailableError("broken");
     return b_->blobs.Get(key, deadline);
   }
+  // One by one.
+  void GetMany(absl::Span<const BlobKey> keys, Deadline deadline, const Sink& sink) override {
+    BlobStore::GetMany(keys, deadline, sink);
+  }
   absl::StatusOr<int64_t> CountPresent(absl::Span<const BlobKey> keys, Deadline deadline) override {
     ++b_->questions;
     return b_->blobs.CountPresent(keys, deadline);
@@ -69,14 +74,7 @@ class SharedStore : public BlobStore {
     ++b_->questions;
     return b_->blobs.FindFirst(keys, deadline);
   }
-  absl::Status Remove(const BlobKey& key) override { return b_->blobs.Remove(key); }
-  absl::Status List(std::string_view hex_prefix,
-                    const std::function<bool(const BlobInfo&)>& visit) override {
-    return b_->blobs.List(hex_prefix, visit);
-  }
   std::string Name() const override { return "shared"; }
-  void Touch(absl::Span<const BlobKey> keys) override {}
-  BlobStoreStats Stats() override { return b_->blobs.Stats(); }
 
  private:
   Backing* b_;

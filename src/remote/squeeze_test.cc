@@ -7,6 +7,7 @@
 
 #include "gtest/gtest.h"
 #include "remote/squeezed_store.h"
+#include "storage/forwarding_store.h"
 
 namespace vericache {
 namespace {
@@ -120,6 +121,34 @@ TEST(SqueezedStore, ReadsBothAndSqueezesWhereAsked) {
     EXPECT_TRUE(absl::IsNotFound(store.Get(third).status()));
     EXPECT_EQ(store.Stats().damaged, 1);
   }
+}
+
+// What a store answers with one question stays one, and its link is told.
+class CountingStore : public ForwardingStore {
+ public:
+  explicit CountingStore(BlobStore* store) : ForwardingStore(store) {}
+  absl::StatusOr<int64_t> CountPresent(absl::Span<const BlobKey> keys, Deadline deadline) override {
+    ++questions;
+    return ForwardingStore::CountPresent(keys, deadline);
+  }
+  absl::StatusOr<size_t> FindFirst(absl::Span<const BlobKey> keys, Deadline deadline) override {
+    ++questions;
+    return ForwardingStore::FindFirst(keys, deadline);
+  }
+  StoreLink Link() override { return {.least_wait_s = 7}; }
+  int questions = 0;
+};
+
+TEST(SqueezedStore, AsksNoMoreOftenThanTheStoreItself) {
+  MemoryBlobStore memory;
+  ASSERT_TRUE(memory.Put({5}, {"blob"}).ok());
+  auto owned = std::make_unique<CountingStore>(&memory);
+  CountingStore* counting = owned.get();
+  SqueezedStore store(std::move(owned), SqueezedStore::OnPut::kSqueeze);
+  const BlobKey keys[] = {{1}, {2}, {3}, {4}, {5}, {6}};
+  EXPECT_EQ(*store.FindFirst(keys, kNoDeadline), 4u);
+  EXPECT_EQ(counting->questions, 1);
+  EXPECT_EQ(store.Link().least_wait_s, 7);
 }
 
 }  // namespace

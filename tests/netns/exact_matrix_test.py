@@ -75,8 +75,6 @@ class Place(unittest.TestCase):
     @classmethod
     def answer(cls, space, question, sampling, *more):
         """(tokens and logits hash, tokens from a store, what was said)"""
-        if "--verifier" not in more and "--prefix-plan" not in more:
-            more += ("--prefix-plan", "load")  # this model computes faster than the link brings
         done = cls.vericache(space, "run", "-m", model, "--json", "--ignore-eos", "-n", NUM_TOKENS,
                              "-f", cls.prefix, "-p", question, *sampling, *more)
         found = json.loads(done.stdout)

@@ -14,20 +14,21 @@
 
 #include "api/engine_impl.h"
 #include "storage/file_blob_store.h"
+#include "storage/forwarding_store.h"
 
 namespace vericache {
 
 // A store that says it is far away. `before` is asked for each blob: its number, from 0.
-class FarStore : public BlobStore {
+class FarStore : public ForwardingStore {
  public:
   using Before = std::function<absl::Status(int64_t number, Deadline deadline)>;
   FarStore(std::unique_ptr<BlobStore> near, StoreLink link, Before before)
-      : near_(std::move(near)), link_(link), before_(std::move(before)) {}
+      : ForwardingStore(near.get()),
+        near_(std::move(near)),
+        link_(link),
+        before_(std::move(before)) {}
 
   using BlobStore::Get;
-  absl::Status Put(const BlobKey& key, absl::Span<const std::string_view> parts) override {
-    return near_->Put(key, parts);
-  }
   absl::StatusOr<BlobBytes> Get(const BlobKey& key, Deadline deadline) override {
     absl::StatusOr<BlobBytes> blob = near_->Get(key, deadline);
     if (!blob.ok() || !before_) return blob;
@@ -35,16 +36,10 @@ class FarStore : public BlobStore {
     if (!status.ok()) return status;
     return blob;
   }
-  absl::StatusOr<int64_t> CountPresent(absl::Span<const BlobKey> keys, Deadline deadline) override {
-    return near_->CountPresent(keys, deadline);
+  // One by one.
+  void GetMany(absl::Span<const BlobKey> keys, Deadline deadline, const Sink& sink) override {
+    BlobStore::GetMany(keys, deadline, sink);
   }
-  absl::Status Remove(const BlobKey& key) override { return near_->Remove(key); }
-  void Touch(absl::Span<const BlobKey> keys) override { near_->Touch(keys); }
-  absl::Status List(std::string_view hex_prefix,
-                    const std::function<bool(const BlobInfo&)>& visit) override {
-    return near_->List(hex_prefix, visit);
-  }
-  BlobStoreStats Stats() override { return near_->Stats(); }
   StoreLink Link() override { return link_; }
   std::string Name() const override { return "far"; }
 

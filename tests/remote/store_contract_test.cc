@@ -6,6 +6,7 @@
 #include "remote/redis_store.h"
 #include "remote/tiered_store.h"
 #include "storage/file_blob_store.h"
+#include "storage/forwarding_store.h"
 #include "tests/remote/redis_server.h"
 
 namespace vericache {
@@ -24,31 +25,6 @@ struct Place {
   ~Place() {
     if (!folder.empty()) std::filesystem::remove_all(folder);
   }
-};
-
-// A client of a store that others share.
-class Shared : public BlobStore {
- public:
-  using BlobStore::Get;
-  explicit Shared(BlobStore* store) : s_(store) {}
-  absl::Status Put(const BlobKey& key, absl::Span<const std::string_view> parts) override {
-    return s_->Put(key, parts);
-  }
-  absl::StatusOr<BlobBytes> Get(const BlobKey& key, Deadline d) override { return s_->Get(key, d); }
-  absl::StatusOr<int64_t> CountPresent(absl::Span<const BlobKey> keys, Deadline d) override {
-    return s_->CountPresent(keys, d);
-  }
-  absl::Status Remove(const BlobKey& key) override { return s_->Remove(key); }
-  void Touch(absl::Span<const BlobKey> keys) override { s_->Touch(keys); }
-  absl::Status List(std::string_view hex,
-                    const std::function<bool(const BlobInfo&)>& visit) override {
-    return s_->List(hex, visit);
-  }
-  BlobStoreStats Stats() override { return s_->Stats(); }
-  std::string Name() const override { return s_->Name(); }
-
- private:
-  BlobStore* s_;
 };
 
 class StoreContract : public testing::TestWithParam<const char*> {
@@ -97,7 +73,7 @@ class StoreContract : public testing::TestWithParam<const char*> {
     place_.urls = StrCat("rediss://localhost:", port, "?ca_file=", at, "/ca.pem");
   }
   std::unique_ptr<BlobStore> Open() {
-    if (place_.name == "memory") return std::make_unique<Shared>(&place_.memory);
+    if (place_.name == "memory") return std::make_unique<ForwardingStore>(&place_.memory);
     auto store = OpenStore(place_.urls, {});
     EXPECT_TRUE(store.ok()) << store.status();
     return *std::move(store);
