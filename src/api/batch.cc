@@ -10,6 +10,7 @@
 #include "api/engine_impl.h"
 #include "api/prefix_arrival.h"
 #include "api/request_loop.h"
+#include "base/common_tokens.h"
 #include "base/status_macros.h"
 #include "engine/prefix_loader.h"
 
@@ -52,11 +53,15 @@ absl::Status EndStatus(const Sequence& s) {
 
 }  // namespace
 
-LoopParts Engine::Impl::MakeLoopParts() {
+const std::shared_ptr<Experience>& Engine::Impl::Learned() {
   if (experience == nullptr)
     experience =
         NewExperience(*model, pool->num_threads(), static_cast<double>(options.kv_read_limit));
-  return {model.get(), forward.get(), pool.get(), tier.get(), small.get(), experience};
+  return experience;
+}
+
+LoopParts Engine::Impl::MakeLoopParts() {
+  return {model.get(), forward.get(), pool.get(), tier.get(), small.get(), Learned()};
 }
 
 absl::StatusOr<Completion> Engine::Generate(const Request& request, Session* session,
@@ -97,8 +102,7 @@ absl::StatusOr<Completion> Engine::Generate(const Request& request, Session* ses
   hooks.on_end = [&](std::unique_ptr<Sequence> sequence, const RequestTimes& t) {
     ended = std::move(sequence);
     times = t;
-    for (double* time : {&times.start_s, &times.first_token_s, &times.end_s})
-      if (*time > 0 || time != &times.first_token_s) *time += waited_s;
+    AddWait(waited_s, &times);
   };
   const DraftSizes sizes = impl.FitDraft(request, loop, 1, s.get());
   VC_ASSIGN_OR_RETURN(id, loop.Add(std::move(s), sizes, std::move(hooks)));
@@ -173,7 +177,7 @@ class BatchRun {
   bool more_ = true;
   bool changed_ = true;  // a phase, since requests were added last
   std::vector<Loading> loading_;
-  std::unique_ptr<PrefixLoader> loader_;  // made when it is needed
+  PrefixLoader loader_;
 };
 
 BatchRun::BatchRun(Engine::Impl* impl, absl::Span<const Request> requests,
@@ -185,7 +189,8 @@ BatchRun::BatchRun(Engine::Impl* impl, absl::Span<const Request> requests,
       prompts_(requests.size()),
       phases_(requests.size(), Phase::kWaiting),
       ids_(requests.size()),
-      choices_(requests.size()) {
+      choices_(requests.size()),
+      loader_(impl->MostLoads()) {
   for (size_t i = 0; i < requests.size(); ++i) {
     sequences_.push_back(impl_->MakeSequence(requests[i], nullptr));
     if (sequences_[i].ok()) prompts_[i] = (*sequences_[i])->tokens;
@@ -206,9 +211,7 @@ bool BatchRun::SharesUnfinishedPrompt(size_t idx) const {
     if (phases_[i] == Phase::kAnswer || phases_[i] == Phase::kEnded) continue;
     if (!requests_[i].use_prefix_cache || requests_[i].prefix_salt != requests_[idx].prefix_salt)
       continue;
-    const auto [here, there] = std::mismatch(prompts_[i].begin(), prompts_[i].end(),
-                                             prompts_[idx].begin(), prompts_[idx].end());
-    if (here - prompts_[i].begin() >= kBlockTokens) return true;
+    if (CommonTokens(prompts_[i], prompts_[idx]) >= kBlockTokens) return true;
   }
   return false;
 }
@@ -231,17 +234,12 @@ void BatchRun::Add(size_t idx) {
   const DraftSizes sizes =
       impl_->FitDraft(requests_[idx], *loop_, static_cast<int>(requests_.size()), s.get());
   std::unique_ptr<PrefixLookup> lookup = impl_->PlanPrefix(requests_[idx], *s, PrefixUse::kShared);
-  const int most_loads = impl_->MostLoads();
-  if (lookup != nullptr && lookup->asks_store() && most_loads > 0) {
-    if (loader_ == nullptr) loader_ = std::make_unique<PrefixLoader>(most_loads);
+  if (std::shared_ptr<PrefixLoad> load = loader_.StartOrLoad(&lookup, {}); load != nullptr) {
     phases_[idx] = Phase::kLoading;
-    loading_.push_back({idx, std::move(s), sizes, loader_->Start(std::move(lookup), {})});
+    loading_.push_back({idx, std::move(s), sizes, std::move(load)});
     return;
   }
-  if (lookup != nullptr) {
-    lookup->Load();
-    impl_->TakePrefix(std::move(lookup), PrefixUse::kShared, s.get());
-  }
+  if (lookup != nullptr) impl_->TakePrefix(std::move(lookup), PrefixUse::kShared, s.get());
   AddToLoop(idx, sizes, std::move(s));
 }
 

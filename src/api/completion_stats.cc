@@ -20,6 +20,11 @@ void DescribeChoice(const DraftChoice* choice, DraftChoiceStats* stats) {
   stats->fetch_s = choice->fetch_s;
 }
 
+void AddWait(double seconds, RequestTimes* times) {
+  for (double* time : {&times->start_s, &times->first_token_s, &times->end_s})
+    if (*time > 0) *time += seconds;
+}
+
 void CountRounds(const Sequence& s, DraftChoiceStats* stats) {
   for (const RoundStats& round : s.rounds) {
     ++(round.drafted > 0 ? stats->drafted_rounds : stats->plain_rounds);

@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "api/engine_impl.h"
+#include "base/common_tokens.h"
 #include "base/status_macros.h"
 #include "base/text.h"
 #include "engine/scorers.h"
@@ -68,10 +69,7 @@ absl::Status Engine::Impl::EquipDraft(const Session* session, Sequence* s) {
   const auto found = state.scores.find(spec.score_key());
   if (found == state.scores.end()) return absl::OkStatus();
   // Scores may reach as far as the prompt itself, of which a session's K/V lend all but one token.
-  const int64_t common =
-      std::mismatch(state.tokens.begin(), state.tokens.end(), s->tokens.begin(), s->tokens.end())
-          .first -
-      state.tokens.begin();
+  const int64_t common = CommonTokens(state.tokens, s->tokens);
   if (found->second->num_scored <= common) SetScores(s, found->second);
   return absl::OkStatus();
 }

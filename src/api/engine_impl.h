@@ -81,7 +81,7 @@ struct Engine::Impl {
   // What K/V of this engine depend on besides tokens. REQUIRES: `digest` is computed.
   PrefixIdentity Identity() const;
   // Seconds in which the rows that the sequence's prompt lacks could be computed: a guess.
-  double RecomputeSeconds(const Sequence& sequence) const;
+  double RecomputeSeconds(const Sequence& sequence);
   // Under a budget: bytes of it that the prefix cache may hold now.
   void LimitPrefixes(uint64_t bytes);
   // Adds a sequence to the prefix cache: `known_tokens` of its rows are not new.
@@ -118,6 +118,8 @@ struct Engine::Impl {
   LoopOptions MakeServiceLoopOptions() const;
   LoopOptions MakeBatchLoopOptions(
       const std::vector<absl::StatusOr<std::unique_ptr<Sequence>>>& sequences) const;
+  // What passes cost and how often drafts agree, of all loops of this engine; made at first.
+  const std::shared_ptr<Experience>& Learned();
   LoopParts MakeLoopParts();
   // What the sequence's plan leaves of the budget; all there is without one.
   uint64_t RoomBeside(const Sequence& sequence) const;

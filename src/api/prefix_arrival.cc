@@ -60,8 +60,8 @@ bool PrefixArrival::MayDraft() const {
 absl::Status PrefixArrival::Run() {
   start_s_ = NowSeconds();
   const std::string& forced = impl_->options.prefix_plan;
-  const std::shared_ptr<Experience> experience = impl_->MakeLoopParts().experience;
-  agreement_ = experience->acceptance.Mean(DraftMode::kDraftKv);
+  const Experience& experience = *impl_->Learned();
+  agreement_ = experience.acceptance.Mean(DraftMode::kDraftKv);
   has_draft_ = s_->draft.has_value();
   scores_prompt_ = s_->on_prompt_row != nullptr;
   most_drafted_ = request_.draft_len > 0 ? request_.draft_len : s_->draft_length.max();
@@ -69,7 +69,7 @@ absl::Status PrefixArrival::Run() {
   std::function<PrefixChoice(const PrefixFacts&)> choose;
   // The costs are copied: they are learned on this thread.
   if (waits)
-    choose = [this, costs = experience->costs](const PrefixFacts& f) { return Choose(f, costs); };
+    choose = [this, costs = experience.costs](const PrefixFacts& f) { return Choose(f, costs); };
   std::unique_ptr<PrefixLookup> lookup =
       impl_->PlanPrefix(request_, *s_, PrefixUse::kAlone, std::move(choose));
   if (lookup == nullptr) return absl::OkStatus();
@@ -143,10 +143,8 @@ void PrefixArrival::StartDraft(DraftKv draft) {
 // Until it ends: an end token, a bad row, or as many as pay.
 void PrefixArrival::DraftOne() {
   drafter_.Step({&s_, 1});
-  const TokenId last = s_->drafted.back().id;
-  const bool bad = last < 0 || last >= impl_->model->config.vocab_size;
-  if (bad) s_->drafted.pop_back();
-  drafting_ = !bad && !s_->ends_generation(last) && std::ssize(s_->drafted) < most_drafted_ &&
+  const bool goes_on = JudgeDrafted(s_, impl_->model->config.vocab_size) == DraftedToken::kGoesOn;
+  drafting_ = goes_on && std::ssize(s_->drafted) < most_drafted_ &&
               std::ssize(s_->drafted) < s_->max_tokens - 1;
 }
 

@@ -25,11 +25,8 @@ PrefixIdentity Engine::Impl::Identity() const {
   return identity;
 }
 
-double Engine::Impl::RecomputeSeconds(const Sequence& s) const {
-  const CostModel costs = experience != nullptr
-                              ? experience->costs
-                              : CostModel(GuessPass(*model, pool->num_threads()), 1e9);
-  return PrefillSeconds(costs, s.full.num_tokens(), s.num_prompt);
+double Engine::Impl::RecomputeSeconds(const Sequence& s) {
+  return PrefillSeconds(Learned()->costs, s.full.num_tokens(), s.num_prompt);
 }
 
 absl::Status Engine::Impl::OpenPrefixCache(const FileIdentity& loaded) {
@@ -105,7 +102,9 @@ std::unique_ptr<PrefixLookup> Engine::Impl::PlanPrefix(
   // A store that takes longer than computing is of no use.
   room.recompute_s = RecomputeSeconds(s);
   room.choose = std::move(choose);
-  return prefixes->Plan(s.tokens, request.prefix_salt, s.spec, s.full.num_tokens(), room);
+  // By the prompt alone: a verifier elsewhere may have emitted tokens behind it.
+  return prefixes->Plan(absl::MakeConstSpan(s.tokens).first(s.num_prompt), request.prefix_salt,
+                        s.spec, s.full.num_tokens(), room);
 }
 
 void Engine::Impl::TakePrefix(std::unique_ptr<PrefixLookup> lookup, PrefixUse use, Sequence* s) {

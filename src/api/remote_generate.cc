@@ -80,13 +80,9 @@ absl::StatusOr<Completion> RemoteRun::Finish() {
 // K/V of the prompt and of what is emitted, then rounds on this node's own full KV.
 absl::Status RemoteRun::ComputeAlone() {
   Sequence& s = *s_;
-  std::vector<TokenId> tokens = s.tokens;
-  // Prefixes are looked up by the prompt alone.
-  s.tokens.resize(s.num_prompt);
   impl_->UsePrefix(request_, &s, /*alone=*/true);
   cached_ = s.full.num_tokens();
   s.draft.reset();
-  s.tokens.assign(tokens.begin(), tokens.end());
   Prefill prefill(impl_->model.get(), impl_->forward.get(), impl_->pool.get());
   VC_RETURN_IF_ERROR(prefill.Run(&s, impl_->MakePrefillOptions(callbacks_, &s)));
   RoundRunner rounds(impl_->model.get(), impl_->forward.get(), impl_->pool.get());

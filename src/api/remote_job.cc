@@ -6,6 +6,7 @@
 #include "api/verifier_host.h"
 #include "base/status_macros.h"
 #include "base/text.h"
+#include "engine/drafter.h"
 
 namespace vericache {
 
@@ -84,13 +85,7 @@ void RemoteJob::TakeRows(int64_t num_rows, double seconds) {
 void RemoteJob::TakeStep(double seconds) {
   ++rows_;
   draft_s_ += seconds;
-  const TokenId last = s_->drafted.back().id;
-  if (last < 0 || last >= impl_->model->config.vocab_size) {
-    s_->drafted.pop_back();  // a bad row proposes nothing
-    draft_ended_ = true;
-  } else {
-    draft_ended_ = s_->ends_generation(last);
-  }
+  draft_ended_ = JudgeDrafted(s_.get(), impl_->model->config.vocab_size) != DraftedToken::kGoesOn;
 }
 
 // --- The verifier --------------------------------------------------------------------------------

@@ -5,6 +5,7 @@
 
 #include "api/verifier_host.h"
 #include "base/check.h"
+#include "base/common_tokens.h"
 #include "base/text.h"
 
 namespace vericache {
@@ -223,9 +224,8 @@ bool RemoteLoop::OtherFetches(const Job& job) const {
         other.state.request().prefix_salt != job.state.request().prefix_salt ||
         o.spec.ToString() != s.spec.ToString())
       return false;
-    const auto [here, there] =
-        std::mismatch(s.tokens.begin(), s.tokens.end(), o.tokens.begin(), o.tokens.end());
-    return 2 * (here - s.tokens.begin()) >= std::max<int64_t>(2 * kBlockTokens, s.num_prompt);
+    return 2 * CommonTokens(s.tokens, o.tokens) >=
+           std::max<int64_t>(2 * kBlockTokens, s.num_prompt);
   });
 }
 
@@ -265,10 +265,15 @@ void RemoteLoop::FetchIsOver(Job* job, std::optional<DraftKv> draft) {
     shelf_.Put(prompt, job->state.request().prefix_salt, s.spec.ToString(), *draft);
     if (MakeRoom(draft->num_bytes())) job->state.TakeDraftKv(*std::move(draft));
   }
-  for (const auto& [id, other] : jobs_) {
-    if (other->fetch != Fetch::kAwaitsOther) continue;
-    other->fetch = Fetch::kWanted;
-    StartFetch(other.get());
+  FetchForThoseThatWaited();
+}
+
+// Each looks for itself: in what has come, or at the store.
+void RemoteLoop::FetchForThoseThatWaited() {
+  for (const auto& [id, job] : jobs_) {
+    if (job->fetch != Fetch::kAwaitsOther) continue;
+    job->fetch = Fetch::kWanted;
+    StartFetch(job.get());
   }
 }
 
@@ -509,14 +514,7 @@ void RemoteLoop::End(RemoteId id, RemoteEnd::Kind kind) {
   }
   end.times = job->times;
   end.times.end_s = NowSeconds() - job->added_s;
-  if (job->fetch == Fetch::kRunning) {
-    // Those that wait for its draft KV look for themselves.
-    for (const auto& [other_id, other] : jobs_) {
-      if (other->fetch != Fetch::kAwaitsOther) continue;
-      other->fetch = Fetch::kWanted;
-      StartFetch(other.get());
-    }
-  }
+  if (job->fetch == Fetch::kRunning) FetchForThoseThatWaited();
   end.sequence = job->state.Release();
   if (job->hooks.on_end) job->hooks.on_end(std::move(end));
 }

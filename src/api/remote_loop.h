@@ -24,7 +24,7 @@
 
 #include "api/draft_shelf.h"
 #include "api/remote_job.h"
-#include "api/remote_workers.h"
+#include "base/worker_threads.h"
 #include "engine/drafter.h"
 #include "remote/circuit_breaker.h"
 #include "scheduler/remote_length.h"
@@ -124,6 +124,7 @@ class RemoteLoop {
   void StartFetch(Job* job);
   bool OtherFetches(const Job& job) const;
   void FetchIsOver(Job* job, std::optional<DraftKv> draft);
+  void FetchForThoseThatWaited();
   void Advance(RemoteId id);
   bool PickVerifier(Job* job);
   void Open(Job* job);
@@ -161,7 +162,7 @@ class RemoteLoop {
   mutable std::mutex mutex_;
   std::condition_variable came_;
   std::vector<std::unique_ptr<Event>> events_;  // guarded by mutex_
-  RemoteWorkers workers_;                       // goes first: its tasks use what is above
+  WorkerThreads workers_;                       // goes first: its tasks use what is above
 };
 
 }  // namespace vericache

@@ -385,13 +385,11 @@ void RequestLoop::TakeDraft(const StepItem& item, double pass_s, Running* runnin
   running->round_draft_s += pass_s;
   result->num_drafted = item.num_drafted;
   result->confidence = item.confidence;
-  const TokenId last = s.drafted.back().id;
-  running->draft_ended = s.ends_generation(last);
-  if (last >= 0 && last < parts_.model->config.vocab_size) return;
-  s.drafted.pop_back();  // a bad row proposes nothing
+  const DraftedToken newest = JudgeDrafted(&s, parts_.model->config.vocab_size);
+  running->draft_ended = newest != DraftedToken::kGoesOn;
+  if (newest != DraftedToken::kBad) return;
   --result->num_drafted;
   result->confidence.pop_back();
-  running->draft_ended = true;
 }
 
 WorkResult RequestLoop::ResultOf(const Work& work, const StepItem& item, double pass_s) {

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "api/completion_stats.h"
+#include "base/common_tokens.h"
 #include "engine/scorers.h"
 #include "scheduler/step_plan.h"
 
@@ -57,7 +58,8 @@ ServeLoop::ServeLoop(Engine* engine, const ServiceOptions& options,
       on_event_(std::move(on_event)),
       logprobs_(impl_->model->kernels, impl_->model->config.vocab_size,
                 impl_->tokenizer->vocab_size()),
-      loop_(impl_->MakeLoopParts(), OptionsOf(impl_, options)) {
+      loop_(impl_->MakeLoopParts(), OptionsOf(impl_, options)),
+      loader_(std::make_unique<PrefixLoader>(impl_->MostLoads())) {
   std::vector<RemoteVerifier*> verifiers;
   for (const auto& verifier : options_.verifiers) verifiers.push_back(verifier.get());
   if (verifiers.empty()) return;
@@ -131,9 +133,7 @@ bool ServeLoop::AwaitsPrompt(const ServeChoice& choice) const {
         other->job->request.prefix_salt != job.request.prefix_salt)
       continue;
     const std::vector<TokenId>& theirs = other->job->prompt;
-    const int64_t common =
-        std::mismatch(theirs.begin(), theirs.end(), job.prompt.begin(), job.prompt.end()).first -
-        theirs.begin();
+    const int64_t common = CommonTokens(theirs, job.prompt);
     const int64_t left = static_cast<int64_t>(theirs.size()) - other->prompt_done;
     if (common >= kBlockTokens && left <= static_cast<int64_t>(job.prompt.size()) + common)
       return true;
@@ -196,8 +196,7 @@ LoopHooks ServeLoop::MakeHooks(ServeChoice* choice) {
     // Rows computed before a user gave up hold all the same: the next try goes on from them.
     if (absl::IsCancelled(s->error)) s->finish = FinishReason::kNone;
     RequestTimes all = times;
-    for (double* time : {&all.start_s, &all.first_token_s, &all.end_s})
-      if (*time > 0) *time += choice->load_s;
+    AddWait(choice->load_s, &all);
     OnEnd(choice, *s, all);
   };
   return hooks;

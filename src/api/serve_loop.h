@@ -104,7 +104,7 @@ class ServeLoop {
   bool changed_ = false;                // who may start
   ServiceStats stats_;
   double prefix_stats_s_ = 0;             // when they were read
-  std::unique_ptr<PrefixLoader> loader_;  // made when it is needed; goes before what it tells
+  std::unique_ptr<PrefixLoader> loader_;  // goes before what it tells
 };
 
 }  // namespace vericache

@@ -5,49 +5,20 @@
 #include "api/serve_loop.h"
 
 namespace vericache {
-namespace {
-
-// Prefixes are looked up by the prompt alone: hides the tokens that a verifier has emitted.
-class PromptAlone {
- public:
-  explicit PromptAlone(Sequence* s) : s_(s), tokens_(s->tokens) { s->tokens.resize(s->num_prompt); }
-  ~PromptAlone() { s_->tokens.assign(tokens_.begin(), tokens_.end()); }
-  PromptAlone(const PromptAlone&) = delete;
-  PromptAlone& operator=(const PromptAlone&) = delete;
-
- private:
-  Sequence* const s_;
-  const std::vector<TokenId> tokens_;
-};
-
-}  // namespace
-
 void ServeLoop::FindPrefix(ServeChoice* choice) {
   Sequence* s = choice->sequence.get();
   std::unique_ptr<PrefixLookup> lookup;
   // A prompt whose logits are wanted has to be computed.
-  if (!s->on_prompt_row) {
-    const PromptAlone prompt(s);
-    lookup = impl_->PlanPrefix(choice->job->request, *s, PrefixUse::kShared);
-  }
-  if (lookup == nullptr || !lookup->asks_store()) return TakePrefix(std::move(lookup), choice);
-  const int most_loads = impl_->MostLoads();
-  if (most_loads == 0) {
-    lookup->Load();
-    return TakePrefix(std::move(lookup), choice);
-  }
-  if (loader_ == nullptr) loader_ = std::make_unique<PrefixLoader>(most_loads);
+  if (!s->on_prompt_row) lookup = impl_->PlanPrefix(choice->job->request, *s, PrefixUse::kShared);
+  choice->load = loader_->StartOrLoad(&lookup, on_event_);
+  if (choice->load == nullptr) return TakePrefix(std::move(lookup), choice);
   choice->load_s = NowSeconds();
-  choice->load = loader_->Start(std::move(lookup), on_event_);
 }
 
 // lookup: null if there was none.
 void ServeLoop::TakePrefix(std::unique_ptr<PrefixLookup> lookup, ServeChoice* choice) {
   Sequence* s = choice->sequence.get();
-  if (lookup != nullptr) {
-    const PromptAlone prompt(s);
-    impl_->TakePrefix(std::move(lookup), PrefixUse::kShared, s);
-  }
+  if (lookup != nullptr) impl_->TakePrefix(std::move(lookup), PrefixUse::kShared, s);
   if (s->num_emitted() > 0) s->draft.reset();
   choice->known_tokens = choice->prompt_done = s->full.num_tokens();
   if (choice->index == 0) choice->job->cached_tokens = s->full.num_tokens();

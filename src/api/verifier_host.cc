@@ -4,6 +4,7 @@
 #include <random>
 #include <utility>
 
+#include "base/common_tokens.h"
 #include "base/status_macros.h"
 #include "base/text.h"
 #include "kv/kv_rows.h"
@@ -371,11 +372,7 @@ int64_t PassVerifier::CommonPrompt(const Session& a, const Session& b) {
   const Request &ours = a.request, &theirs = b.request;
   if (!ours.use_prefix_cache || !theirs.use_prefix_cache || ours.prefix_salt != theirs.prefix_salt)
     return 0;
-  const auto begin = ours.prompt_token_ids.begin();
-  return std::mismatch(begin, ours.prompt_token_ids.end(), theirs.prompt_token_ids.begin(),
-                       theirs.prompt_token_ids.end())
-             .first -
-         begin;
+  return CommonTokens(ours.prompt_token_ids, theirs.prompt_token_ids);
 }
 
 // Who begins like one whose prompt is being read or computed waits for it, if that is sooner than
@@ -419,8 +416,7 @@ void PassVerifier::BorrowPrefix(const Request& request, Sequence* s) const {
       continue;
     // The prompt's last row is always computed: its logits choose the first token.
     const int64_t most = std::min(theirs->full.num_tokens(), s->num_prompt - 1);
-    const auto begin = theirs->tokens.begin();
-    const int64_t common = std::mismatch(begin, begin + most, s->tokens.begin()).first - begin;
+    const int64_t common = CommonTokens(absl::MakeConstSpan(theirs->tokens).first(most), s->tokens);
     if (common <= longest) continue;
     longest = common;
     best = theirs;
@@ -432,19 +428,14 @@ void PassVerifier::BorrowPrefix(const Request& request, Sequence* s) const {
 void PassVerifier::LoadPrefix(const SessionPtr& session) {
   Sequence& s = *session->sequence;
   BorrowPrefix(session->request, &s);
-  if (!session->request.use_prefix_cache || !impl_->PrefixesHold()) return BeginPrompt(session);
-  PrefixRoom room;
-  if (impl_->tier != nullptr) room.hot_blocks = 0;
-  room.recompute_s = impl_->RecomputeSeconds(s);
-  std::unique_ptr<PrefixLookup> lookup = impl_->prefixes->Plan(
-      s.tokens, session->request.prefix_salt, s.spec, s.full.num_tokens(), room);
-  if (!lookup->asks_store()) return UsePrefix(std::move(lookup), session);
-  loading_.push_back(session);
-  session->load = loader_.Start(std::move(lookup), [this] {
+  std::unique_ptr<PrefixLookup> lookup = impl_->PlanPrefix(session->request, s, PrefixUse::kShared);
+  session->load = loader_.StartOrLoad(&lookup, [this] {
     const Lock lock(mutex_);
     changed_ = true;
     wake_.notify_one();
   });
+  if (session->load == nullptr) return UsePrefix(std::move(lookup), session);
+  loading_.push_back(session);
 }
 
 void PassVerifier::TakeLoaded() {
@@ -463,8 +454,8 @@ void PassVerifier::TakeLoaded() {
 }
 
 void PassVerifier::UsePrefix(std::unique_ptr<PrefixLookup> lookup, const SessionPtr& session) {
-  PrefixHit hit = impl_->prefixes->Finish(std::move(lookup));
-  if (hit.full.has_value()) session->sequence->full = *std::move(hit.full);
+  if (lookup != nullptr)
+    impl_->TakePrefix(std::move(lookup), PrefixUse::kShared, session->sequence.get());
   BeginPrompt(session);
 }
 

@@ -17,6 +17,15 @@ void HistoryOf(const Sequence& sequence, std::vector<TokenId>* history) {
 
 }  // namespace
 
+DraftedToken JudgeDrafted(Sequence* sequence, int64_t vocab_size) {
+  const TokenId last = sequence->drafted.back().id;
+  if (last < 0 || last >= vocab_size) {
+    sequence->drafted.pop_back();
+    return DraftedToken::kBad;
+  }
+  return sequence->ends_generation(last) ? DraftedToken::kEnds : DraftedToken::kGoesOn;
+}
+
 // As many sequences a pass as its row limit takes.
 void Drafter::Step(absl::Span<Sequence* const> sequences) {
   for (size_t begin = 0; begin < sequences.size(); begin += kMaxPassRows)

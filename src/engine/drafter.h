@@ -25,6 +25,11 @@ struct DraftRows {
   std::vector<float> confidence;
 };
 
+// What can follow the newest drafted token.
+enum class DraftedToken { kGoesOn, kEnds, kBad };
+// kBad: a bad row proposes nothing: its token is taken back. REQUIRES: something is drafted.
+DraftedToken JudgeDrafted(Sequence* sequence, int64_t vocab_size);
+
 class Drafter {
  public:
   Drafter(const Model* model, Forward* forward) : model_(model), forward_(forward) {}

@@ -4,14 +4,9 @@
 #include <unordered_set>
 #include <utility>
 
+#include "base/common_tokens.h"
+
 namespace vericache {
-namespace {
-
-int64_t CommonTokens(absl::Span<const TokenId> a, absl::Span<const TokenId> b) {
-  return std::mismatch(a.begin(), a.end(), b.begin(), b.end()).first - a.begin();
-}
-
-}  // namespace
 
 MemoryPrefixes::Match MemoryPrefixes::Find(std::string_view salt,
                                            absl::Span<const TokenId> tokens) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "base/common_tokens.h"
 #include "base/status_macros.h"
 #include "base/text.h"
 #include "base/types.h"
@@ -42,8 +43,7 @@ absl::Status ModelProposer::GoTo(Sequence* target, absl::Span<const TokenId> tok
   Sequence& s = *target->small;
   const int64_t wanted = static_cast<int64_t>(tokens.size()) - num_left;
   const int64_t most = std::min({wanted, s.full.num_tokens(), std::ssize(s.tokens)});
-  const int64_t common =
-      std::mismatch(tokens.begin(), tokens.begin() + most, s.tokens.begin()).first - tokens.begin();
+  const int64_t common = CommonTokens(tokens.first(most), s.tokens);
   // A prompt of raw ids may hold some that this model has no row for.
   for (const TokenId token : tokens.subspan(common))
     if (token < 0 || token >= model_->config.vocab_size)

@@ -29,19 +29,15 @@ void PrefixLoad::Run() {
   if (on_done_) on_done_();
 }
 
-PrefixLoader::PrefixLoader(int num_threads) {
-  for (int i = 0; i < num_threads; ++i) threads_.emplace_back([this] { Loop(); });
+PrefixLoader::~PrefixLoader() {
+  const std::lock_guard lock(mutex_);
+  for (PrefixLoad* load : loads_) load->Cancel();
 }
 
-PrefixLoader::~PrefixLoader() {
-  {
-    const std::lock_guard lock(mutex_);
-    stop_ = true;
-    for (const auto& load : queue_) load->Cancel();
-    for (const auto& load : running_) load->Cancel();
-  }
-  wake_.notify_all();
-  for (std::thread& thread : threads_) thread.join();
+void PrefixLoader::Run(PrefixLoad* load) {
+  load->Run();
+  const std::lock_guard lock(mutex_);
+  std::erase(loads_, load);
 }
 
 std::shared_ptr<PrefixLoad> PrefixLoader::Start(std::unique_ptr<PrefixLookup> lookup,
@@ -50,30 +46,19 @@ std::shared_ptr<PrefixLoad> PrefixLoader::Start(std::unique_ptr<PrefixLookup> lo
   auto load = std::make_shared<PrefixLoad>(std::move(lookup), std::move(on_done));
   {
     const std::lock_guard lock(mutex_);
-    queue_.push_back(load);
+    loads_.push_back(load.get());
   }
-  wake_.notify_one();
+  // What is cancelled goes through as well: somebody may wait for its end.
+  workers_.Post([this, load] { Run(load.get()); });
   return load;
 }
 
-void PrefixLoader::Loop() {
-  std::unique_lock lock(mutex_);
-  for (;;) {
-    wake_.wait(lock, [this] { return stop_ || !queue_.empty(); });
-    if (queue_.empty()) return;
-    // What is cancelled goes through as well: somebody may wait for its end.
-    std::shared_ptr<PrefixLoad> load = std::move(queue_.front());
-    queue_.pop_front();
-    running_.push_back(load);
-    lock.unlock();
-    load->Run();
-    lock.lock();
-    std::erase(running_, load);
-    // A dropped one's K/V are freed here, without the lock.
-    lock.unlock();
-    load.reset();
-    lock.lock();
-  }
+std::shared_ptr<PrefixLoad> PrefixLoader::StartOrLoad(std::unique_ptr<PrefixLookup>* lookup,
+                                                      std::function<void()> on_done) {
+  if (*lookup == nullptr || !(*lookup)->asks_store()) return nullptr;
+  if (num_threads_ > 0) return Start(std::move(*lookup), std::move(on_done));
+  (*lookup)->Load();
+  return nullptr;
 }
 
 }  // namespace vericache

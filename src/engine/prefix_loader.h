@@ -10,14 +10,12 @@
 
 #include <chrono>
 #include <condition_variable>
-#include <cstdint>
-#include <deque>
 #include <functional>
 #include <memory>
 #include <mutex>
-#include <thread>
 #include <vector>
 
+#include "base/worker_threads.h"
 #include "engine/prefix_lookup.h"
 
 namespace vericache {
@@ -51,7 +49,8 @@ class PrefixLoad {
 
 class PrefixLoader {
  public:
-  explicit PrefixLoader(int num_threads);
+  // num_threads: loads at once, each on a thread that is made when it is needed; 0: none is wanted.
+  explicit PrefixLoader(int num_threads) : num_threads_(num_threads), workers_(num_threads) {}
   // Cancels what is left and waits for it: a store's own patience at most.
   ~PrefixLoader();
 
@@ -59,16 +58,18 @@ class PrefixLoader {
   // holds: it may be evicted, and the look-up may be destroyed on any thread.
   std::shared_ptr<PrefixLoad> Start(std::unique_ptr<PrefixLookup> lookup,
                                     std::function<void()> on_done);
+  // The same where a store is to be asked, with *lookup taken. Null: *lookup has all there is;
+  // where no load is wanted, it was loaded here.
+  std::shared_ptr<PrefixLoad> StartOrLoad(std::unique_ptr<PrefixLookup>* lookup,
+                                          std::function<void()> on_done);
 
  private:
-  void Loop();
+  void Run(PrefixLoad* load);
 
+  const int num_threads_;
   std::mutex mutex_;
-  std::condition_variable wake_;
-  std::deque<std::shared_ptr<PrefixLoad>> queue_;     // guarded by mutex_
-  std::vector<std::shared_ptr<PrefixLoad>> running_;  // guarded by mutex_
-  bool stop_ = false;                                 // guarded by mutex_
-  std::vector<std::thread> threads_;
+  std::vector<PrefixLoad*> loads_;  // that have not ended; guarded by mutex_
+  WorkerThreads workers_;           // goes first: its tasks use what is above
 };
 
 }  // namespace vericache

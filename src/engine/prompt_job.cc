@@ -7,6 +7,7 @@
 #include "base/check.h"
 #include "base/status_macros.h"
 #include "engine/acceptance.h"
+#include "engine/verifier.h"
 #include "kv/selectors/selector.h"
 
 namespace vericache {
@@ -199,17 +200,10 @@ int64_t PromptJob::EmitFirst(const float* hidden) {
 
 bool PromptJob::EmitRow(const float* logits, AcceptWalk* walk) {
   Sequence& s = *sequence_;
-  const int64_t pos = static_cast<int64_t>(s.tokens.size());
-  const RowChoice choice = s.sampler.Choose(logits, pos, s.tokens, s.num_prompt);
-  if (choice.bad) {
-    s.Fail(NonFiniteLogits(pos));
-    return false;
-  }
-  bool ends = s.ends_generation(choice.id);
-  if (s.on_verified && s.on_verified(choice.id, logits)) ends = true;
-  s.chain.Push(logits, model_->config.vocab_size);
-  s.tokens.push_back(choice.id);
-  return walk->Push(choice.id, ends);
+  const bool more =
+      TakeVerifiedRow(logits, model_->config.vocab_size, std::ssize(s.tokens), s.tokens, &s, walk);
+  if (s.finish != FinishReason::kError) s.tokens.push_back(walk->emitted().back());
+  return more;
 }
 
 }  // namespace vericache

@@ -21,6 +21,20 @@ constexpr int64_t kTokensPerStale = 256;
 
 }  // namespace
 
+bool TakeVerifiedRow(const float* logits, int64_t vocab_size, int64_t pos,
+                     absl::Span<const TokenId> history, Sequence* sequence, AcceptWalk* walk) {
+  Sequence& s = *sequence;
+  const RowChoice choice = s.sampler.Choose(logits, pos, history, s.num_prompt);
+  if (choice.bad) {
+    s.Fail(NonFiniteLogits(pos));
+    return false;
+  }
+  s.chain.Push(logits, vocab_size);
+  bool ends = s.ends_generation(choice.id);
+  if (s.on_verified && s.on_verified(choice.id, logits)) ends = true;
+  return walk->Push(choice.id, ends);
+}
+
 void Verifier::RefreshChoice(Sequence* sequence) {
   Sequence& s = *sequence;
   const int64_t stale = std::max(kStaleChoice, s.full.num_tokens() / kTokensPerStale);
@@ -158,15 +172,7 @@ bool Verifier::TakeRow(Task* task, const float* logits) {
     history_.assign(s.tokens.begin(), s.tokens.end());
     history_.insert(history_.end(), task->walk.emitted().begin(), task->walk.emitted().end());
   }
-  const RowChoice choice = s.sampler.Choose(logits, pos, history_, s.num_prompt);
-  if (choice.bad) {
-    s.Fail(NonFiniteLogits(pos));
-    return false;
-  }
-  s.chain.Push(logits, model_->config.vocab_size);
-  bool ends = s.ends_generation(choice.id);
-  if (s.on_verified && s.on_verified(choice.id, logits)) ends = true;
-  return task->walk.Push(choice.id, ends);
+  return TakeVerifiedRow(logits, model_->config.vocab_size, pos, history_, &s, &task->walk);
 }
 
 // The exact rows of emitted tokens enter the draft KV behind what it has, which the pass may have

@@ -18,6 +18,12 @@
 
 namespace vericache {
 
+// The token that a row of the full KV's logits chooses at position `pos`: its hash enters the
+// chain, observers are told, the walk takes it. history: as the sampler wants it. True if the row
+// after it is needed as well. A bad row fails the sequence.
+bool TakeVerifiedRow(const float* logits, int64_t vocab_size, int64_t pos,
+                     absl::Span<const TokenId> history, Sequence* sequence, AcceptWalk* walk);
+
 class Verifier {
  public:
   Verifier(const Model* model, Forward* forward, ThreadPool* pool)

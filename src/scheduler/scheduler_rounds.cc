@@ -46,11 +46,11 @@ int Scheduler::Impl::DraftSteps(const RequestEntry& entry, int draft_len) const 
 int Scheduler::Impl::BurstLength(RequestEntry* entry, const RoundCosts& costs) const {
   if (entry->info.max_burst_s <= 0) return kMaxDraftLen;
   const double fetch_s = std::max(0.0, costs.fetch_s - (costs.alone ? costs.staging_s : 0.0));
-  const double round_s = std::max(1, NumDecoding()) * std::max(costs.verify_s, fetch_s);
+  const double num_decoding = std::max(1, NumDecoding());
+  const double round_s = num_decoding * std::max(costs.verify_s, fetch_s);
   const bool streams = fetch_s > costs.verify_s;
   entry->burst_s = std::max(kBurstMargin * entry->info.max_burst_s,
                             streams ? kLeastStreamedBurst * round_s : 0.0);
-  const double num_decoding = std::max(1, NumDecoding());
   const double spare_s = entry->last_emit_s + entry->burst_s - now_s_ - round_s;
   const double token_s = rings_.draft_pass_s() + num_decoding * costs.row_s;
   return static_cast<int>(std::clamp(spare_s / token_s, 0.0, 1.0 * kMaxDraftLen));

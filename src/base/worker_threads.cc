@@ -1,11 +1,11 @@
-#include "api/remote_workers.h"
+#include "base/worker_threads.h"
 
 #include <chrono>
 #include <utility>
 
 namespace vericache {
 
-RemoteWorkers::~RemoteWorkers() {
+WorkerThreads::~WorkerThreads() {
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     stopping_ = true;
@@ -14,7 +14,7 @@ RemoteWorkers::~RemoteWorkers() {
   for (std::thread& thread : threads_) thread.join();
 }
 
-void RemoteWorkers::Post(std::function<void()> task) {
+void WorkerThreads::Post(std::function<void()> task) {
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     tasks_.push_back(std::move(task));
@@ -25,22 +25,23 @@ void RemoteWorkers::Post(std::function<void()> task) {
   wake_.notify_one();
 }
 
-bool RemoteWorkers::WaitIdle(double seconds) {
+bool WorkerThreads::WaitIdle(double seconds) {
   std::unique_lock<std::mutex> lock(mutex_);
   return idle_.wait_for(lock, std::chrono::duration<double>(seconds),
                         [&] { return tasks_.empty() && num_busy_ == 0; });
 }
 
-void RemoteWorkers::Run() {
+void WorkerThreads::Run() {
   std::unique_lock<std::mutex> lock(mutex_);
   for (;;) {
     wake_.wait(lock, [&] { return stopping_ || !tasks_.empty(); });
     if (tasks_.empty()) return;
-    const std::function<void()> task = std::move(tasks_.front());
+    std::function<void()> task = std::move(tasks_.front());
     tasks_.pop_front();
     ++num_busy_;
     lock.unlock();
     task();
+    task = nullptr;  // what it held is freed without the lock
     lock.lock();
     --num_busy_;
     if (tasks_.empty() && num_busy_ == 0) idle_.notify_all();

@@ -1,4 +1,5 @@
-// Threads for calls that wait for other machines: made when needed, at most so many.
+// Threads for what waits for other machines, beside the thread pool that computes: made when
+// needed, at most so many.
 #pragma once
 
 #include <condition_variable>
@@ -11,11 +12,11 @@
 namespace vericache {
 
 // THREADS: safe.
-class RemoteWorkers {
+class WorkerThreads {
  public:
-  explicit RemoteWorkers(int max_threads) : max_threads_(max_threads) {}
+  explicit WorkerThreads(int max_threads) : max_threads_(max_threads) {}
   // Returns when all that was posted has run.
-  ~RemoteWorkers();
+  ~WorkerThreads();
 
   // Tasks begin in order and may not throw.
   void Post(std::function<void()> task);
