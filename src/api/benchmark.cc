@@ -159,7 +159,7 @@ absl::StatusOr<std::unique_ptr<Sequence>> Benchmark::Impl::DraftingAt(int64_t de
   VC_ASSIGN_OR_RETURN(DraftKv draft, MakeDraftKv(depth, spec));
   s->draft.emplace(std::move(draft));
   if (const int window = QueryRowsWanted(spec); window > 0 && spec.reselects())
-    s->queries.emplace(engine.model->config, window);
+    s->queries.emplace(engine.model->config, engine.model->kernels, window);
   return s;
 }
 

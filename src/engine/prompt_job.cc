@@ -36,7 +36,7 @@ PromptJob::PromptJob(Sequence* sequence, const Model* model, Forward* forward, P
   Sequence& s = *sequence_;
   VC_CHECK(s.full.num_tokens() < target_);
   if (const int window = QueryRowsWanted(s.spec); window > 0) {
-    s.queries.emplace(model_->config, window);
+    s.queries.emplace(model_->config, model_->kernels, window);
     s.queries->MayReject(std::ssize(s.drafted));
   }
   if (s.queries.has_value()) observers_.Add(&*s.queries);

@@ -2,13 +2,14 @@
 //
 // It watches passes over the full KV. A verification's rejected rows come by too; the next pass
 // begins before them and writes over them, and Take() is told how many rows hold.
-// COST: num_rows fp32 query rows a layer, and as many as the longest draft so far has had.
+// COST: num_rows query rows a layer in f16 (they rank keys and nothing else), and as many as the
+// longest draft so far has had.
 #pragma once
 
 #include <cstdint>
 #include <vector>
 
-#include "kernels/kv_view.h"
+#include "kernels/kernels.h"
 #include "kv/selectors/selector.h"
 #include "model/config.h"
 
@@ -16,7 +17,7 @@ namespace vericache {
 
 class QueryWindow : public ForwardObserver {
  public:
-  QueryWindow(const ModelConfig& config, int num_rows);
+  QueryWindow(const ModelConfig& config, const KernelTable* kernels, int num_rows);
   // From now on a pass may bring up to `rows` rows that Take() then rejects.
   void MayReject(int64_t rows);
   void OnLayer(const LayerRows& rows) override;
@@ -27,11 +28,13 @@ class QueryWindow : public ForwardObserver {
   QueryRows Take() const { return Take(end_pos_); }
 
  private:
+  const KernelTable* kernels_;
   const int num_rows_;
   const int num_heads_;
   const int64_t row_floats_;
   int64_t num_slots_;
-  std::vector<std::vector<float>> ring_;  // [num_layers][slot][row_floats], slot = pos % num_slots
+  // f16 [num_layers][slot][row_floats], slot = pos % num_slots
+  std::vector<std::vector<uint16_t>> ring_;
   int64_t first_pos_ = 0, end_pos_ = 0;   // positions seen by the last layer
 };
 

@@ -21,9 +21,10 @@ ModelConfig Config() {
   return config;
 }
 
-// Says which layer, position and channel it belongs to.
+// Another for each layer, position and channel here, and one that f16 holds.
 float QueryValue(int layer, int64_t pos, int channel) {
-  return static_cast<float>(layer * 100000 + pos * 100 + channel);
+  const int64_t value = (pos * kLayers + layer) * kRow + channel;
+  return static_cast<float>(value % 2048) * static_cast<float>(1 << (value / 2048));
 }
 
 // One pass of `n` rows through all layers.
@@ -57,7 +58,7 @@ TEST(QueryWindow, KeepsTheNewestRowsForEveryChunkSize) {
     for (int64_t first : {0, 5, 64}) {  // a session's prefill starts behind its prefix
       for (int64_t total : {1, 2, 7, 8, 9, 31, 32, 33, 100}) {
         for (int64_t chunk : {1, 2, 3, 8, 13, 32, 33, 100}) {
-          QueryWindow window(Config(), num_rows);
+          QueryWindow window(Config(), &Judge(), num_rows);
           for (int64_t done = 0; done < total; done += chunk)
             Pass(&window, first + done, std::min(chunk, total - done));
           ExpectRows(window.Take(), first + std::max<int64_t>(0, total - num_rows), first + total);
@@ -72,7 +73,7 @@ TEST(QueryWindow, KeepsTheNewestRowsForRandomChunks) {
   for (int run = 0; run < 100; ++run) {
     const int num_rows = 1 + static_cast<int>(random.Below(40));
     const int64_t first = random.Below(50);
-    QueryWindow window(Config(), num_rows);
+    QueryWindow window(Config(), &Judge(), num_rows);
     int64_t total = 0;
     for (int pass = 0; pass < 8; ++pass) {
       const int64_t n = 1 + random.Below(50);
@@ -85,7 +86,7 @@ TEST(QueryWindow, KeepsTheNewestRowsForRandomChunks) {
 
 // A prefill that starts again elsewhere must not mix in rows of its former run.
 TEST(QueryWindow, AGapForgetsOlderRows) {
-  QueryWindow window(Config(), 8);
+  QueryWindow window(Config(), &Judge(), 8);
   Pass(&window, 0, 20);
   Pass(&window, 30, 3);
   ExpectRows(window.Take(), 30, 33);
@@ -95,13 +96,15 @@ TEST(QueryWindow, AGapForgetsOlderRows) {
   ExpectRows(window.Take(), 0, 4);
 }
 
-TEST(QueryWindow, IsEmptyBeforeTheFirstPass) { ExpectRows(QueryWindow(Config(), 8).Take(), 0, 0); }
+TEST(QueryWindow, IsEmptyBeforeTheFirstPass) {
+  ExpectRows(QueryWindow(Config(), &Judge(), 8).Take(), 0, 0);
+}
 
 // Verifications: a pass brings `brought` rows, `kept` of them hold, the next begins behind those.
 TEST(QueryWindow, ForgetsRejectedRows) {
   for (int num_rows : {1, 4, 8}) {
     for (int max_rejected : {3, 16}) {
-      QueryWindow window(Config(), num_rows);
+      QueryWindow window(Config(), &Judge(), num_rows);
       int64_t end = 5;  // behind a session's prefix
       Pass(&window, end, 7);
       end += 7;

@@ -34,7 +34,7 @@ absl::StatusOr<RecordedAnswer> DraftReplay::Record(const Sequence& sequence,
   const int64_t begin = std::max<int64_t>(0, num_prompt - window);
   Sequence pass(sequence.full.Fork(begin), sequence.sampler);
   pass.tokens.assign(tokens.begin(), tokens.end() - 1);  // the last has no K/V
-  QueryWindow queries(model_->config, static_cast<int>(num_answer + window));
+  QueryWindow queries(model_->config, model_->kernels, static_cast<int>(num_answer + window));
   std::vector<float> logits;
   Prefill prefill(model_, forward_, pool_);
   VC_RETURN_IF_ERROR(prefill.Score(

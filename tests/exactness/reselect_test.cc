@@ -25,7 +25,6 @@ std::string BytesOf(const DraftKv& draft) {
 std::string FreshDraft(Harness* harness, const Sequence& s, int64_t n) {
   const Model& model = harness->model();
   FullKv full(model.config.kv_shape(), model.kernels);
-  QueryWindow window(model.config, s.spec.window);
   Sequence copy(std::move(full),
                 Sampler({}, model.config.vocab_size, model.config.vocab_size, model.kernels));
   copy.tokens.assign(s.tokens.begin(), s.tokens.begin() + n);
