@@ -94,9 +94,10 @@ absl::StatusOr<PrefixPushReport> Engine::PushPrefix(
     if (!known.has_value()) known.emplace(s->full.Fork());
   }
   if (impl.prefixes->failed_saves() > failed)
-    return absl::UnavailableError(StrCat(
-        "the prefix store did not take all of it (", impl.prefixes->saved_bytes() - saved, " of ",
-        total, " bytes): see the notes above, `vericache prefix stat` and its room"));
+    return absl::UnavailableError(
+        StrCat("the prefix store did not take all of it (", impl.prefixes->saved_bytes() - saved,
+               " of ", total, " bytes; what it took is of use): ", impl.prefixes->why_not_saved(),
+               "; make room there or push a shorter text"));
   return report;
 }
 

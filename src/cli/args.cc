@@ -292,10 +292,14 @@ void PrefixFlags::Declare(Flags* flags) {
                                                       : absl::InvalidArgumentError(fmt::format(
                                                             "'{}' is neither rw nor ro", text));
                 });
+  DeclareSize(flags);
+  flags->Group("Options");
+}
+
+void PrefixFlags::DeclareSize(Flags* flags) {
   flags->Custom("--prefix-store-size", "SIZE",
                 "Bytes the store may take, such as 8GiB (default: what its volume has free)",
                 [this](const std::string& text) { return ParseBytes(text, &store_bytes); });
-  flags->Group("Options");
 }
 
 void PrefixFlags::DeclarePlan(Flags* flags) {

@@ -110,6 +110,7 @@ struct PrefixFlags {
 
   void Declare(Flags* flags);
   void DeclareStore(Flags* flags);
+  void DeclareSize(Flags* flags);
   // For commands that answer one request at a time.
   void DeclarePlan(Flags* flags);
 };

@@ -151,6 +151,7 @@ void DeclareShared(Flags* flags, PrefixCommand* o) {
 
 void DeclarePush(Flags* flags, PrefixCommand* o) {
   DeclareShared(flags, o);
+  o->prefix.DeclareSize(flags);
   flags->Name("-f,--file", "FILE", "The prefix (- or nothing: standard input)", &o->file);
   flags->Custom("-p,--prompt", "TEXT", "The prefix itself", [o](const std::string& text) {
     o->text = text;

@@ -75,6 +75,16 @@ class PrefixStore(CliTest):
         self.assertGreater(len(self.blobs()), 0)
         self.assertLessEqual(sum(p.stat().st_size for p in self.blobs()), 100 << 10)
 
+    def test_a_prefix_larger_than_its_store_keeps_its_beginning(self):
+        size = ("--prefix-store-size", "40K")
+        cold = self.run_stored("-p", TEXT, *size)
+        warm = self.run_stored("-p", TEXT, *size)
+        self.assertGreaterEqual(warm["usage"]["cached_tokens"], 64)
+        self.assertLess(warm["usage"]["cached_tokens"], warm["usage"]["prompt_tokens"] - 64)
+        self.assertEqual(warm["logits_hash"], cold["logits_hash"])
+        self.fails(1, "prefix", "push", "-m", QWEN, "--raw", "-p", TEXT, "--prefix-store",
+                   self.store, *size, says=["did not take all of it", "no room for"])
+
     def test_environment_twins(self):
         env = {"VERICACHE_PREFIX_STORE": str(self.store), "VERICACHE_PREFIX_STORE_MODE": "rw",
                "VERICACHE_PREFIX_STORE_SIZE": "1GiB"}

@@ -97,6 +97,7 @@ class PrefixCache {
   // As StoredPrefixes has them; 0 without a store.
   uint64_t saved_bytes() const { return stored_ == nullptr ? 0 : stored_->saved_bytes(); }
   int64_t failed_saves() const { return stored_ == nullptr ? 0 : stored_->failed_saves(); }
+  std::string why_not_saved() const { return stored_ == nullptr ? "" : stored_->why_not_saved(); }
   PrefixStats Stats();
   StoreLink Link() const;
 

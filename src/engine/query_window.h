@@ -35,7 +35,7 @@ class QueryWindow : public ForwardObserver {
   int64_t num_slots_;
   // f16 [num_layers][slot][row_floats], slot = pos % num_slots
   std::vector<std::vector<uint16_t>> ring_;
-  int64_t first_pos_ = 0, end_pos_ = 0;   // positions seen by the last layer
+  int64_t first_pos_ = 0, end_pos_ = 0;  // positions seen by the last layer
 };
 
 }  // namespace vericache

@@ -152,14 +152,31 @@ bool StoredPrefixes::PutIfMissing(const BlobKey& key, PrefixBlobKind kind, const
     }
   }
   const std::string head = PrefixBlobHead(kind, prefix, ids, payload.size());
-  if (!store_->Put(key, {head, payload}).ok()) return false;
+  if (!Put(key, {head, payload})) return false;
   saved_bytes_ += payload.size();
   return true;
 }
 
+bool StoredPrefixes::Put(const BlobKey& key, absl::Span<const std::string_view> parts) {
+  const absl::Status status = store_->Put(key, parts);
+  if (status.ok()) return true;
+  const std::lock_guard lock(why_mutex_);
+  why_not_saved_ = std::string(status.message());
+  return false;
+}
+
+std::string StoredPrefixes::why_not_saved() const {
+  const std::lock_guard lock(why_mutex_);
+  return why_not_saved_;
+}
+
 bool StoredPrefixes::Save(const Record& r) {
-  std::vector<BlobKey> used;
+  std::vector<BlobKey> used = BlobKeys(r.chain);
+  used.insert(used.end(), r.score_keys.begin(), r.score_keys.end());
+  store_->BeginRecord(used);
+  used.clear();
   const bool whole = SaveBlobs(r, &used) && SaveAbout(r, &used);
+  store_->EndRecord();
   if (!whole) ++failed_saves_;
   store_->Touch(used);
   return whole;
@@ -190,7 +207,7 @@ bool StoredPrefixes::SaveAbout(const Record& r, std::vector<BlobKey>* used) {
     about = MergedPrefixRecord(*older, std::move(about));
   const std::string text = EncodePrefixRecord(about);
   if (text != old_text || !store_->ContainsEverywhere(key)) {
-    if (!store_->Put(key, {text}).ok()) return false;
+    if (!Put(key, {text})) return false;
   }
   if (known_records_.size() >= kMaxKnownRecords) known_records_.clear();
   known_records_[key] = text;

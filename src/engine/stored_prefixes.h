@@ -10,6 +10,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <utility>
@@ -117,6 +118,8 @@ class StoredPrefixes {
   // were given up. THREADS: may be read while Save() runs.
   uint64_t saved_bytes() const { return saved_bytes_; }
   int64_t failed_saves() const { return failed_saves_; }
+  // Of the blob that the last of those was given up at: the store's words.
+  std::string why_not_saved() const;
 
  private:
   absl::StatusOr<absl::Span<const uint8_t>> Fetch(const BlobKey& key, PrefixBlobKind kind,
@@ -129,6 +132,8 @@ class StoredPrefixes {
   bool SaveBlobs(const Record& record, std::vector<BlobKey>* used);
   bool SaveAbout(const Record& record, std::vector<BlobKey>* used);
   enum class Held { kTrusted, kChecked };
+  // False: the store refuses it, and has said why.
+  bool Put(const BlobKey& key, absl::Span<const std::string_view> parts);
   bool PutIfMissing(const BlobKey& key, PrefixBlobKind kind, const PrefixKey& prefix,
                     absl::Span<const TokenId> ids, std::string_view payload, Held held);
   size_t num_lists() const { return static_cast<size_t>(shape_.num_layers) * shape_.num_kv_heads; }
@@ -139,6 +144,8 @@ class StoredPrefixes {
   std::function<FullKv()> new_full_;
   std::atomic<uint64_t> saved_bytes_{0};
   std::atomic<int64_t> failed_saves_{0};
+  mutable std::mutex why_mutex_;
+  std::string why_not_saved_;                     // guarded by why_mutex_
   std::map<BlobKey, std::string> known_records_;  // of Save() alone, which has one caller
 };
 

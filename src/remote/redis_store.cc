@@ -33,9 +33,9 @@ bool ParseOr(const StoreUrl& url, const std::string& name, int64_t min, int64_t 
 }  // namespace
 
 absl::StatusOr<RedisOptions> RedisOptionsOf(const StoreUrl& url) {
-  VC_RETURN_IF_ERROR(CheckParams(url, {"prefix", "db", "timeout_ms", "wait_ms", "ca_file",
-                                       "tls_verify", "tls_name", "protocol", "piece_bytes",
-                                       "squeeze"}));
+  VC_RETURN_IF_ERROR(
+      CheckParams(url, {"prefix", "db", "timeout_ms", "wait_ms", "ca_file", "tls_verify",
+                        "tls_name", "protocol", "piece_bytes", "squeeze"}));
   const auto bad = [&](std::string_view what) {
     return absl::InvalidArgumentError(StrCat(url.Redacted(), ": ", what));
   };

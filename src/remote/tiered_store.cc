@@ -166,6 +166,14 @@ void TieredStore::Touch(absl::Span<const BlobKey> keys) {
   for (const auto& tier : tiers_) tier->Touch(keys);
 }
 
+void TieredStore::BeginRecord(absl::Span<const BlobKey> keys) {
+  for (const auto& tier : tiers_) tier->BeginRecord(keys);
+}
+
+void TieredStore::EndRecord() {
+  for (const auto& tier : tiers_) tier->EndRecord();
+}
+
 absl::Status TieredStore::List(std::string_view hex_prefix,
                                const std::function<bool(const BlobInfo&)>& visit) {
   std::set<BlobKey> seen;

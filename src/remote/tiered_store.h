@@ -42,6 +42,8 @@ class TieredStore : public BlobStore {
   bool ContainsEverywhere(const BlobKey& key) override;
   absl::Status Remove(const BlobKey& key) override;
   void Touch(absl::Span<const BlobKey> keys) override;
+  void BeginRecord(absl::Span<const BlobKey> keys) override;
+  void EndRecord() override;
   // A blob of several tiers is visited once, with the nearest one's age.
   absl::Status List(std::string_view hex_prefix,
                     const std::function<bool(const BlobInfo&)>& visit) override;

@@ -11,6 +11,7 @@
 #include <cerrno>
 #include <cstring>
 #include <ctime>
+#include <numeric>
 #include <tuple>
 #include <utility>
 
@@ -208,7 +209,13 @@ absl::Status BlobFolder::MakeRoom(uint64_t bytes, bool forced) {
   if (max_bytes_ > 0 && scanned_bytes_ + bytes > max_bytes_)
     to_free = std::max(to_free, scanned_bytes_ + bytes - max_bytes_);
   if (to_free == 0) return absl::OkStatus();
-  if (to_free > scanned_bytes_)
+  entries.erase(std::remove_if(entries.begin(), entries.end(),
+                               [this](const Entry& e) { return e.used_ns >= kept_since_ns_; }),
+                entries.end());
+  const uint64_t evictable =
+      std::accumulate(entries.begin(), entries.end(), uint64_t{0},
+                      [](uint64_t sum, const Entry& e) { return sum + DiskBytes(e.bytes); });
+  if (to_free > evictable)
     return absl::ResourceExhaustedError(StrCat("no room for ", bytes, " bytes in ", folder_));
   std::sort(entries.begin(), entries.end(), [](const Entry& a, const Entry& b) {
     return std::tie(a.used_ns, a.path) < std::tie(b.used_ns, b.path);

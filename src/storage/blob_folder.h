@@ -11,6 +11,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -51,6 +52,9 @@ class BlobFolder {
   // `forced`: the volume has just refused a write, whatever its figures say.
   // ERRORS: kResourceExhausted: all that could go is not enough; then nothing has gone.
   absl::Status MakeRoom(uint64_t bytes, bool forced);
+  // From now on MakeRoom() leaves alone what was used at `ns` (since the epoch) or later.
+  static constexpr int64_t kNothing = std::numeric_limits<int64_t>::max();
+  void KeepWhatIsUsedSince(int64_t ns) { kept_since_ns_ = ns; }
   void Added(uint64_t bytes) { bytes_since_scan_ += bytes, ++puts_since_scan_; }
   // Moves a damaged blob out of the way, if it is still the file `inode`: another process may have
   // put a sound one there.
@@ -94,6 +98,7 @@ class BlobFolder {
   uint64_t scanned_bytes_ = 0, bytes_since_scan_ = 0;
   int puts_since_scan_ = 0;
   int64_t evicted_ = 0;
+  int64_t kept_since_ns_ = kNothing;
 };
 
 }  // namespace vericache

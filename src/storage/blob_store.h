@@ -104,6 +104,12 @@ class BlobStore {
   virtual absl::Status Remove(const BlobKey& key) = 0;
   // Marks blobs as used now. The first key is evicted last: a chain is of no use without its head.
   virtual void Touch(absl::Span<const BlobKey> keys) = 0;
+  // From here to EndRecord() no Put() makes room at the cost of what was put or used since, nor of
+  // `keys`: it fails with kResourceExhausted. So a chain that is longer than the store keeps its
+  // head, which is of use, and does not evict it for its tail, which is of none. Stores that do not
+  // choose what they evict ignore it.
+  virtual void BeginRecord(absl::Span<const BlobKey> keys) {}
+  virtual void EndRecord() {}
   // Visits the blobs whose key in hex begins with `hex_prefix`, in any order, until visit says
   // false. ERRORS: kUnavailable: the visit is not complete.
   virtual absl::Status List(std::string_view hex_prefix,

@@ -235,6 +235,25 @@ TEST_F(FileBlobStoreTest, EvictsTheLeastRecentlyUsedWithinItsBudget) {
   EXPECT_EQ(store->Stats().failed_puts, 1);
 }
 
+// A chain longer than the store keeps its head.
+TEST_F(FileBlobStoreTest, ARecordDoesNotEvictItself) {
+  FileBlobStoreOptions options;
+  options.max_bytes = 10 * 4096;
+  const auto store = Open(options);
+  for (int i = 0; i < 6; ++i) ASSERT_TRUE(store->Put(KeyOf(i), {Bytes(i, 3000)}).ok());
+  // Two of its blobs are there already.
+  std::vector<BlobKey> record = {KeyOf(1), KeyOf(4)};
+  for (int i = 10; i < 30; ++i) record.push_back(KeyOf(i));
+  store->BeginRecord(record);
+  for (int i = 10; i < 18; ++i) ASSERT_TRUE(store->Put(KeyOf(i), {Bytes(i, 3000)}).ok()) << i;
+  EXPECT_EQ(store->Put(KeyOf(18), {Bytes(18, 3000)}).code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(store->CountPresent(record, kNoDeadline).value(), 10);
+  EXPECT_EQ(store->Stats().num_blobs, 10);
+  store->EndRecord();
+  EXPECT_TRUE(store->Put(KeyOf(19), {Bytes(19, 3000)}).ok());
+  EXPECT_FALSE(store->Contains(KeyOf(4))) << "the oldest of all, now";
+}
+
 // Another process's bytes count, too: nobody trusts a counter of their own.
 TEST_F(FileBlobStoreTest, Case14TwoWritersShareOneBudget) {
   FileBlobStoreOptions options;

@@ -207,6 +207,20 @@ void FileBlobStore::Touch(absl::Span<const BlobKey> keys) {
   }
 }
 
+void FileBlobStore::BeginRecord(absl::Span<const BlobKey> keys) {
+  timespec now;
+  clock_gettime(CLOCK_REALTIME, &now);
+  Touch(keys);  // the last of them a microsecond a key back
+  const int64_t now_ns = now.tv_sec * int64_t{1000000000} + now.tv_nsec;
+  const std::lock_guard lock(mutex_);
+  folder_.KeepWhatIsUsedSince(now_ns - static_cast<int64_t>(keys.size()) * 1000);
+}
+
+void FileBlobStore::EndRecord() {
+  const std::lock_guard lock(mutex_);
+  folder_.KeepWhatIsUsedSince(BlobFolder::kNothing);
+}
+
 BlobStoreStats FileBlobStore::Stats() {
   const std::lock_guard lock(mutex_);
   BlobStoreStats stats = stats_;

@@ -37,6 +37,8 @@ class FileBlobStore : public BlobStore {
   absl::StatusOr<int64_t> CountPresent(absl::Span<const BlobKey> keys, Deadline deadline) override;
   absl::Status Remove(const BlobKey& key) override;
   void Touch(absl::Span<const BlobKey> keys) override;
+  void BeginRecord(absl::Span<const BlobKey> keys) override;
+  void EndRecord() override;
   absl::Status List(std::string_view hex_prefix,
                     const std::function<bool(const BlobInfo&)>& visit) override;
   BlobStoreStats Stats() override;

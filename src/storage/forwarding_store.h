@@ -34,6 +34,8 @@ class ForwardingStore : public BlobStore {
   bool ContainsEverywhere(const BlobKey& key) override { return store_->ContainsEverywhere(key); }
   absl::Status Remove(const BlobKey& key) override { return store_->Remove(key); }
   void Touch(absl::Span<const BlobKey> keys) override { store_->Touch(keys); }
+  void BeginRecord(absl::Span<const BlobKey> keys) override { store_->BeginRecord(keys); }
+  void EndRecord() override { store_->EndRecord(); }
   absl::Status List(std::string_view hex_prefix,
                     const std::function<bool(const BlobInfo&)>& visit) override {
     return store_->List(hex_prefix, visit);
