@@ -57,7 +57,7 @@ def record(repeat=0, num_requests=1, **speeds):
 def rounds():
     fetched = {"fetch_s": 2.0, "stall_s": 0.5, "fetched_bytes": 4 * 10**6,
                "peak_kv_bytes": 1 << 19}
-    names_of = {"off": 10.0, "half": 20.0}
+    names_of = {"off": 4.0, "half": 20.0}
     return [
         record(repeat, **{
             SERIAL: variant(names_of["half"] + repeat, 0, 9),
@@ -167,6 +167,10 @@ class Report(unittest.TestCase):
         self.assertEqual(columns["tokens a round"], [9, 9, 9])
         self.assertEqual(columns["transfer hidden"], [0.75] * 3)
         self.assertEqual(columns["peak memory / (budget + weights)"], [1.5] * 3)
+        # Transfers of eight requests at the same time: their sum is not the time of the link.
+        for of_round in cell.rounds:
+            of_round["variants"][STREAMED] |= {"fetch_s": 16.0, "decode_s": 2.0}
+        self.assertEqual(report.inside_columns(cell, STAGGERED, 4)["transfer hidden"], [0.75] * 3)
         self.assertEqual(columns["KV held / budget"], [0.5] * 3)
         self.assertEqual(columns["peak above loading, MiB"], [1] * 3)
         self.assertEqual(columns["longest gap, s"], [])

@@ -179,9 +179,14 @@ def ratio_table(cells):
 
 
 def read_rate(record, parts):
-    """Bytes a second while every token reads: a stream that waits for staging counts that too."""
+    """Bytes a second while every token reads: a stream that waits for staging counts that too.
+
+    Transfers of several requests overlap in time, so their sum may be longer than all of it took."""
     streamed = record["variants"].get(under_budget(STREAMED, parts), {})
-    return streamed["fetched_bytes"] / streamed["fetch_s"] if streamed.get("fetch_s") else None
+    if not streamed.get("fetch_s"):
+        return None
+    return streamed["fetched_bytes"] / min(streamed["fetch_s"],
+                                           streamed.get("decode_s", streamed["fetch_s"]))
 
 
 def hidden_share(record, name, variant):

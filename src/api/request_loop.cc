@@ -6,6 +6,7 @@
 
 #include "api/engine_impl.h"
 #include "api/request_loop_impl.h"
+#include "base/allocator.h"
 #include "base/check.h"
 #include "base/text.h"
 #include "base/types.h"
@@ -209,6 +210,7 @@ void RequestLoop::End(RequestId id) {
   r->times.end_s = Now() - r->added_s;
   r->sequence->full.CancelFetch();
   r->prompt.reset();
+  has_freed_ = true;
   if (r->hooks.on_end) r->hooks.on_end(std::move(r->sequence), r->times);
 }
 
@@ -219,6 +221,7 @@ void RequestLoop::Preempt(const Preemption& preemption) {
   s.draft.reset();
   s.drafted.clear();
   s.small.reset();
+  has_freed_ = true;
   r.draft_ended = false;
   s.full.CancelFetch();
   if (preemption.drop_full_kv) {
@@ -251,6 +254,9 @@ void RequestLoop::Apply(const StepPlan& plan) {
     At(failure.id).sequence->Fail(absl::UnavailableError(failure.message));
   for (const RequestId id : plan.release) End(id);
   for (const Preemption& preemption : plan.preempt) Preempt(preemption);
+  // What those held who have ended since is promised to others now; draft KV in thousands of pieces
+  // leaves a heap of holes.
+  if (std::exchange(has_freed_, false) && parts_.tier != nullptr) ReturnFreedMemory();
   for (const HotGrant& grant : plan.hot) {
     if (options_.planned_memory) break;
     Sequence& s = *At(grant.id).sequence;

@@ -164,7 +164,8 @@ class RequestLoop {
   std::vector<StepItem> items_;
   std::vector<ProposalWish> wishes_;
   std::vector<TimelineEvent> timeline_;
-  double start_s_ = 0;  // on NowSeconds()'s clock
+  bool has_freed_ = false;  // memory of a request, since it was last returned to the system
+  double start_s_ = 0;      // on NowSeconds()'s clock
   BatchReport report_;
 };
 

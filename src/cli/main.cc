@@ -7,10 +7,7 @@
 #include <memory>
 #include <vector>
 
-#ifdef __GLIBC__
-#include <malloc.h>
-#endif
-
+#include "base/allocator.h"
 #include "cli/command.h"
 #include "cli/errors.h"
 #include "cli/interrupt.h"
@@ -69,17 +66,8 @@ ExitStatus ReportParseError(const CLI::ParseError& error, const CLI::App& app) {
       UsageError(fmt::format("{}; see `{} --help`", OneLine(error.what()), command)));
 }
 
-// Draft KV, blocks and pass buffers come and go in megabytes. glibc learns from that to carve them
-// out of its heap, where one small neighbour keeps freed pages resident: 17 MiB beyond a budget of
-// 96 with eight requests. A fixed limit has them mapped and given back.
-void GiveBackLargeBlocks() {
-#ifdef __GLIBC__
-  mallopt(M_MMAP_THRESHOLD, 256 << 10);
-#endif
-}
-
 int Main(int argc, char** argv) {
-  GiveBackLargeBlocks();
+  MapLargeBlocks();
   CLI::App app("Runs GGUF models on a compressed KV cache and gives exactly the full-KV answer.",
                "vericache");
   app.footer(kHelpFooter);

@@ -1,9 +1,13 @@
 #include "kv/block_pool.h"
 
+#include <sys/mman.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <mutex>
+#include <utility>
 #include <vector>
 
 #include "base/huge_memory.h"
@@ -44,14 +48,25 @@ std::shared_ptr<uint8_t[]> AllocateOrdinary(size_t bytes) {
 }  // namespace
 
 struct BlockPool::Core {
+  enum class State : uint8_t { kZero, kUsed, kStale };  // kZero: holds no memory
+  struct Slab {
+    std::shared_ptr<uint8_t[]> memory;
+    std::vector<State> blocks;
+    int64_t num_used = 0;
+  };
+
   std::mutex mutex;
   size_t stride = 0;
   int64_t slab_blocks = 1;
   int64_t max_blocks = 0;
   int64_t num_used = 0, num_used_peak = 0;
-  std::vector<std::shared_ptr<uint8_t[]>> slabs;  // of more than one block
-  std::vector<uint8_t*> fresh;                    // zeros
-  std::vector<uint8_t*> returned;                 // with whatever was in them
+  int64_t num_stale = 0;                     // returned, with whatever was in them
+  std::vector<std::unique_ptr<Slab>> slabs;  // of more than one block
+
+  Slab* FullestWithRoom();
+  uint8_t* Take(Slab* slab, State* was);
+  void Return(Slab* slab, uint8_t* data);
+  void ZeroBlock(uint8_t* data) const;
 };
 
 BlockPool::BlockPool(size_t block_bytes, int64_t max_blocks)
@@ -61,39 +76,85 @@ BlockPool::BlockPool(size_t block_bytes, int64_t max_blocks)
   core_->max_blocks = max_blocks;
 }
 
+// A new one if all are full; null if there is no memory.
+BlockPool::Core::Slab* BlockPool::Core::FullestWithRoom() {
+  Slab* best = nullptr;
+  for (const auto& slab : slabs) {
+    if (slab->num_used == slab_blocks) continue;
+    if (best == nullptr || slab->num_used > best->num_used) best = slab.get();
+  }
+  if (best != nullptr) return best;
+  auto slab = std::make_unique<Slab>();
+  slab->memory = AllocateHuge(slab_blocks * stride);
+  if (slab->memory == nullptr) return nullptr;
+  slab->blocks.resize(slab_blocks, State::kZero);
+  slabs.push_back(std::move(slab));
+  return slabs.back().get();
+}
+
+// REQUIRES: it has room.
+uint8_t* BlockPool::Core::Take(Slab* slab, State* was) {
+  auto at = std::find(slab->blocks.begin(), slab->blocks.end(), State::kStale);
+  if (at == slab->blocks.end())
+    at = std::find(slab->blocks.begin(), slab->blocks.end(), State::kZero);
+  *was = std::exchange(*at, State::kUsed);
+  num_stale -= *was == State::kStale ? 1 : 0;
+  ++slab->num_used;
+  return slab->memory.get() + (at - slab->blocks.begin()) * stride;
+}
+
+// `slab` may be gone afterwards.
+void BlockPool::Core::Return(Slab* slab, uint8_t* data) {
+  State* block = &slab->blocks[(data - slab->memory.get()) / stride];
+  *block = State::kStale;
+  ++num_stale;
+  --slab->num_used;
+  if (num_stale <= slab_blocks) return;
+  if (slab->num_used > 0) {
+    ZeroBlock(data);
+    *block = State::kZero;
+    --num_stale;
+    return;
+  }
+  num_stale -= std::count(slab->blocks.begin(), slab->blocks.end(), State::kStale);
+  slabs.erase(std::find_if(slabs.begin(), slabs.end(),
+                           [slab](const auto& other) { return other.get() == slab; }));
+}
+
+// Its whole pages go back to the system, which gives zeros the next time.
+void BlockPool::Core::ZeroBlock(uint8_t* data) const {
+  const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+  const auto begin = reinterpret_cast<uintptr_t>(data), end = begin + stride;
+  const uintptr_t first = RoundUp(begin, page), last = end / page * page;
+  if (first >= last || madvise(reinterpret_cast<void*>(first), last - first, MADV_DONTNEED) != 0) {
+    std::memset(data, 0, stride);
+    return;
+  }
+  std::memset(data, 0, first - begin);
+  std::memset(reinterpret_cast<void*>(last), 0, end - last);
+}
+
 std::shared_ptr<uint16_t[]> BlockPool::Allocate() {
   Core& core = *core_;
+  Core::Slab* slab = nullptr;
   uint8_t* data = nullptr;
-  bool stale = false;
+  Core::State was = Core::State::kZero;
   {
     const std::lock_guard<std::mutex> lock(core.mutex);
     if (core.max_blocks > 0 && core.num_used >= core.max_blocks) return nullptr;
-    if (!core.returned.empty()) {
-      data = core.returned.back();
-      core.returned.pop_back();
-      stale = true;
-    } else if (core.slab_blocks > 1) {
-      if (core.fresh.empty()) {
-        std::shared_ptr<uint8_t[]> slab = AllocateHuge(core.slab_blocks * core.stride);
-        if (slab == nullptr) return nullptr;
-        for (int64_t i = core.slab_blocks - 1; i >= 0; --i)
-          core.fresh.push_back(slab.get() + i * core.stride);
-        core.slabs.push_back(std::move(slab));
-      }
-      data = core.fresh.back();
-      core.fresh.pop_back();
+    if (core.slab_blocks > 1) {
+      slab = core.FullestWithRoom();
+      if (slab == nullptr) return nullptr;
+      data = core.Take(slab, &was);
     }
     ++core.num_used;
     core.num_used_peak = std::max(core.num_used_peak, core.num_used);
   }
-  const auto give_up = [&core] {
-    const std::lock_guard<std::mutex> lock(core.mutex);
-    --core.num_used;
-  };
   if (data == nullptr) {  // small blocks are the allocator's business, one by one
     const std::shared_ptr<uint8_t[]> memory = AllocateOrdinary(core.stride);
     if (memory == nullptr) {
-      give_up();
+      const std::lock_guard<std::mutex> lock(core.mutex);
+      --core.num_used;
       return nullptr;
     }
     return {reinterpret_cast<uint16_t*>(memory.get()), [memory, core = core_](uint16_t*) {
@@ -102,12 +163,21 @@ std::shared_ptr<uint16_t[]> BlockPool::Allocate() {
             }};
   }
   // What another sequence left must not end up in a session file.
-  if (stale) std::memset(data, 0, core.stride);
-  return {reinterpret_cast<uint16_t*>(data), [core = core_](uint16_t* p) {
+  if (was == Core::State::kStale) std::memset(data, 0, core.stride);
+  return {reinterpret_cast<uint16_t*>(data), [core = core_, slab](uint16_t* p) {
             const std::lock_guard<std::mutex> lock(core->mutex);
-            core->returned.push_back(reinterpret_cast<uint8_t*>(p));
             --core->num_used;
+            core->Return(slab, reinterpret_cast<uint8_t*>(p));
           }};
+}
+
+size_t BlockPool::resident_bytes() const {
+  const std::lock_guard<std::mutex> lock(core_->mutex);
+  int64_t blocks = 0;
+  for (const auto& slab : core_->slabs)
+    blocks += slab->blocks.size() -
+              std::count(slab->blocks.begin(), slab->blocks.end(), Core::State::kZero);
+  return blocks * core_->stride;
 }
 
 void BlockPool::set_max_blocks(int64_t max_blocks) {

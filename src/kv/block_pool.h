@@ -1,7 +1,9 @@
 // The memory of full KV blocks, in RAM: handed out one by one, taken back, used again.
 //
-// Blocks are cut from slabs that fill huge pages. A slab stays with the pool, so that a block which
-// was spilled makes room for the next one instead of keeping its neighbours' memory alive.
+// Blocks are cut from slabs that fill huge pages. What returns is handed out again first, from the
+// fullest slab that has some; beyond a slab's worth of it memory goes back to the system, block by
+// block, and a slab with the last of its blocks. So a budget that hot blocks leave is really free
+// for draft KV and others.
 #pragma once
 
 #include <cstddef>
@@ -25,6 +27,9 @@ class BlockPool {
   int64_t max_blocks() const;
   int64_t num_used() const;       // handed out now
   int64_t num_used_peak() const;  // the most at once
+  // Of the slabs, as far as blocks in them were written and have not gone back to the system: an
+  // upper limit of what is resident, used blocks included. 0 where blocks are too small for slabs.
+  size_t resident_bytes() const;
   size_t block_bytes() const { return block_bytes_; }
 
  private:
