@@ -181,7 +181,7 @@ def ratio_table(cells):
 def read_rate(record, parts):
     """Bytes a second while every token reads: a stream that waits for staging counts that too.
 
-    Transfers of several requests overlap in time, so their sum may be longer than all of it took."""
+    Transfers of several requests overlap: their sum may be longer than all of it took."""
     streamed = record["variants"].get(under_budget(STREAMED, parts), {})
     if not streamed.get("fetch_s"):
         return None
