@@ -1,5 +1,5 @@
-// Messages of remote drafting: whatever comes in is read or refused. The sum is made right first,
-// so that the fields behind it are reached.
+// Messages of remote drafting: whatever comes in is read or refused. Version and sum are made
+// right, too, so that the fields behind them are reached.
 #include <cstdint>
 #include <cstring>
 #include <string>
@@ -16,6 +16,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     if (const auto m = DecodeRemoteVerified(bytes); m.ok()) (void)EncodeRemote(*m);
     if (const auto m = DecodeSession(bytes); m.ok()) (void)EncodeSession(*m);
     if (bytes.size() < sizeof(uint64_t)) return 0;
+    if (bytes.size() >= 16) std::memcpy(bytes.data() + 4, &kRemoteProtocol, sizeof(uint32_t));
     const uint64_t sum = Xxh3_64(bytes.data(), bytes.size() - sizeof(uint64_t));
     std::memcpy(bytes.data() + bytes.size() - sizeof(sum), &sum, sizeof(sum));
   }

@@ -22,7 +22,7 @@
 namespace vericache {
 
 // Messages between the two have this version; another one is refused.
-inline constexpr uint32_t kRemoteProtocol = 2;
+inline constexpr uint32_t kRemoteProtocol = 3;
 
 // What K/V and logits depend on besides tokens. Both sides must have the same.
 struct RemoteIdentity {
@@ -45,6 +45,9 @@ struct RemoteOpen {
   std::string prefix_salt;
 };
 
+// What exact K/V rows cross the link as: f16, or packed, lossy and less than a third of it.
+enum class RemoteRows : uint8_t { kF16 = 0, kPacked = 1 };
+
 // Asks which of `drafted` hold behind the first `num_known` tokens of the answer. The answer's
 // state is the verifier's; a question that is asked again gets the same tokens, and only then does
 // a lost reply not matter.
@@ -54,7 +57,8 @@ struct RemoteVerify {
   std::vector<int32_t> drafted;  // its proposal for those behind
   int plain_tokens = 1;          // without a draft: tokens to decode, one pass each
   int64_t rows_begin = -1;       // exact K/V rows wanted from this position on; < 0: none
-  double wait_s = 10;            // then "not ready yet"
+  RemoteRows rows_as = RemoteRows::kF16;
+  double wait_s = 10;  // then "not ready yet"
 
   bool operator==(const RemoteVerify&) const = default;
 };
@@ -69,8 +73,9 @@ struct RemoteVerified {
   std::vector<std::array<uint8_t, 16>> row_hashes;
   RemoteFinish finish = RemoteFinish::kNone;  // behind the last of them
   double busy_s = 0;                          // that the question spent at the verifier
-  // Exact K/V in f16 of positions from RemoteVerify::rows_begin on, as many as a reply may hold:
-  // position by position, layer by layer, KV head by KV head, K then V.
+  // Exact K/V of positions from RemoteVerify::rows_begin on, as many as a reply may hold. In f16:
+  // position by position, layer by layer, KV head by KV head, K then V. Packed:
+  // kv/codecs/row_codec.
   std::string rows;
 
   bool operator==(const RemoteVerified&) const = default;
@@ -105,7 +110,7 @@ struct VerifierOptions {
   uint64_t kv_memory = 0;
   double idle_s = 120;                 // a session that nobody asks for so long is closed
   int max_drafted = 256;               // ids of one question
-  uint64_t max_rows_bytes = 16 << 20;  // of one reply
+  uint64_t max_rows_bytes = 16 << 20;  // of one reply, in f16
   bool lock_step = false;              // nothing is read ahead: to be measured against
   bool timeline = false;               // keep what the newest passes did
 };
@@ -116,7 +121,7 @@ struct VerifierStats {
   int64_t opened = 0, refused = 0, expired = 0, failed = 0, preempted = 0;
   int64_t passes = 0, verifications = 0;
   int64_t drafted = 0, accepted = 0, emitted = 0;
-  uint64_t rows_bytes = 0;
+  uint64_t rows_bytes = 0;  // as they were sent
   // Of passes: all of it; waiting for spilled K/V. Of their transfers: 1 - stall_s / fetch_s of the
   // time was hidden behind computing.
   double pass_s = 0, stall_s = 0, fetch_s = 0;

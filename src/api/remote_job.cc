@@ -7,12 +7,16 @@
 #include "base/status_macros.h"
 #include "base/text.h"
 #include "engine/drafter.h"
+#include "kv/codecs/row_codec.h"
 
 namespace vericache {
 
 RemoteJob::RemoteJob(const EngineAccess::Impl* impl, std::unique_ptr<Sequence> sequence,
                      Request request)
-    : impl_(impl), s_(std::move(sequence)), request_(std::move(request)) {}
+    : impl_(impl),
+      s_(std::move(sequence)),
+      request_(std::move(request)),
+      rows_as_(s_->spec.lossless() ? RemoteRows::kF16 : RemoteRows::kPacked) {}
 
 // --- The draft -----------------------------------------------------------------------------------
 
@@ -113,6 +117,7 @@ RemoteVerify RemoteJob::MakeQuestion(const std::string& session, double wait_s) 
   for (int i = 0; i < num_asked_; ++i) question.drafted.push_back(s_->drafted[i].id);
   question.plain_tokens = plain_tokens_;
   if (wants_rows_) question.rows_begin = s_->draft->num_tokens();
+  question.rows_as = rows_as_;
   question.wait_s = wait_s;
   return question;
 }
@@ -140,13 +145,21 @@ absl::Status RemoteJob::Check(const RemoteVerified& reply) const {
   return absl::OkStatus();
 }
 
+absl::StatusOr<KvRows> RemoteJob::ParseRows(const std::string& rows, int64_t max_rows) const {
+  const KvShape& shape = impl_->model->config.kv_shape();
+  const int64_t begin = s_->draft->num_tokens();
+  if (rows_as_ == RemoteRows::kF16) return KvRows::Parse(shape, begin, rows);
+  VC_ASSIGN_OR_RETURN(const std::string unpacked, UnpackRows(shape, max_rows, rows));
+  return KvRows::Parse(shape, begin, unpacked);
+}
+
 absl::Status RemoteJob::CheckRows(const RemoteVerified& reply, std::optional<KvRows>* rows) const {
   if (!wants_rows_)
     return reply.rows.empty() ? absl::OkStatus()
                               : absl::DataLossError("its reply has K/V that nobody asked for");
-  VC_ASSIGN_OR_RETURN(
-      *rows, KvRows::Parse(impl_->model->config.kv_shape(), s_->draft->num_tokens(), reply.rows));
-  if ((*rows)->pos_end() > static_cast<int64_t>(s_->tokens.size() + reply.emitted.size()) - 1)
+  const int64_t end = static_cast<int64_t>(s_->tokens.size() + reply.emitted.size()) - 1;
+  VC_ASSIGN_OR_RETURN(*rows, ParseRows(reply.rows, end - s_->draft->num_tokens()));
+  if ((*rows)->pos_end() > end)
     return absl::DataLossError("its reply has K/V of tokens that are not there");
   return absl::OkStatus();
 }

@@ -73,6 +73,7 @@ class RemoteJob {
 
  private:
   absl::Status Check(const RemoteVerified& reply) const;
+  absl::StatusOr<KvRows> ParseRows(const std::string& rows, int64_t max_rows) const;
   absl::Status CheckRows(const RemoteVerified& reply, std::optional<KvRows>* rows) const;
   int CountAccepted(const RemoteVerified& reply) const;
   void TakeTokens(const RemoteVerified& reply);
@@ -92,6 +93,7 @@ class RemoteJob {
   double draft_s_ = 0;        // of the round
   int num_asked_ = 0;         // drafted tokens of the question
   bool wants_rows_ = false;   // the question asks for K/V rows
+  const RemoteRows rows_as_;  // in this form
   std::vector<TokenId> planned_;
 };
 

@@ -208,6 +208,7 @@ std::string EncodeRemote(const RemoteVerify& m) {
   out.List(m.drafted);
   out.Put(static_cast<int32_t>(m.plain_tokens));
   out.Put(m.rows_begin);
+  out.Put(m.rows_as);
   out.Put(m.wait_s);
   return out.Finish();
 }
@@ -220,8 +221,11 @@ absl::StatusOr<RemoteVerify> DecodeRemoteVerify(std::string_view bytes) {
   in.List(&m.drafted);
   m.plain_tokens = in.Get<int32_t>();
   m.rows_begin = in.Get<int64_t>();
+  const uint8_t rows_as = in.Get<uint8_t>();
+  if (rows_as > static_cast<uint8_t>(RemoteRows::kPacked)) in.Refuse();
   m.wait_s = in.Get<double>();
   VC_RETURN_IF_ERROR(in.Finish());
+  m.rows_as = static_cast<RemoteRows>(rows_as);
   return m;
 }
 

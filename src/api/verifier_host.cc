@@ -7,6 +7,7 @@
 #include "base/common_tokens.h"
 #include "base/status_macros.h"
 #include "base/text.h"
+#include "kv/codecs/row_codec.h"
 #include "kv/kv_rows.h"
 
 namespace vericache {
@@ -234,6 +235,7 @@ absl::StatusOr<RemoteVerified> PassVerifier::Verify(const RemoteVerify& request)
   const SessionPtr session = found->second;
   ++session->num_waiting;
   absl::StatusOr<RemoteVerified> answer = AskIdle(request, session.get(), deadline, &lock);
+  if (answer.ok()) FinishRows(request, &*answer, &lock);
   --session->num_waiting;
   session->used = Clock::now();
   if (answer.ok()) answer->busy_s = std::chrono::duration<double>(Clock::now() - begin).count();
@@ -242,6 +244,16 @@ absl::StatusOr<RemoteVerified> PassVerifier::Verify(const RemoteVerify& request)
   pending.prompt_done = session->prompt_done;
   pending.prompt_total = session->prompt_total;
   return pending;
+}
+
+// As the question wants them. Lets go of the lock meanwhile.
+void PassVerifier::FinishRows(const RemoteVerify& r, RemoteVerified* answer, Lock* lock) {
+  if (r.rows_as == RemoteRows::kPacked && !answer->rows.empty()) {
+    lock->unlock();
+    answer->rows = PackRows(impl_->model->config.kv_shape(), answer->rows);
+    lock->lock();
+  }
+  stats_.rows_bytes += answer->rows.size();
 }
 
 // Tokens behind num_known that the session has and the question's draft foretells. *has_answer:
@@ -310,7 +322,6 @@ RemoteVerified PassVerifier::MakeAnswer(const RemoteVerify& r, Session* session)
   answer.rows = std::move(session->rows);
   session->rows.clear();
   session->rows_at = -1;
-  stats_.rows_bytes += answer.rows.size();
   return answer;
 }
 

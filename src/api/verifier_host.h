@@ -94,6 +94,7 @@ class PassVerifier : public VerifierHost {
                               bool* has_answer);
   void Begin(Work work, Session* session);
   RemoteVerified MakeAnswer(const RemoteVerify& request, Session* session);
+  void FinishRows(const RemoteVerify& request, RemoteVerified* answer, Lock* lock);
   void Erase(std::map<std::string, SessionPtr>::iterator at);
 
   // --- On the computing thread

@@ -70,6 +70,8 @@ struct DraftSpec {
   // Chosen anew after every verification.
   bool reselects() const { return enabled && selector == SelectorKind::kVerify; }
   ScoreKind score_kind() const;
+  // The draft KV holds what the full KV holds.
+  bool lossless() const { return enabled && selector == SelectorKind::kAll && !codec.has_codes(); }
   // Specs with equal keys share their scores: "kvzip 2048".
   std::string score_key() const;
   // What layer `layer` is stored as.

@@ -124,6 +124,42 @@ TEST_F(RemoteDraftTest, AWholeDraftKvIsRightOnceTheSuffixIsExact) {
   EXPECT_GT(stats.rows_bytes, 0u);
 }
 
+// A draft KV that is lossy anyway gets its rows packed; one that is whole stays whole.
+TEST_F(RemoteDraftTest, RowsArePackedWhereTheDraftKvIsLossy) {
+  Push({"f16", "int8", "h2o:0.3", "quest:0.5"});
+  const uint64_t row = plain_->info().kv_bytes_per_token;
+  for (const char* spec : {"f16", "int8", "h2o:0.3", "quest:0.5"}) {
+    class Watch : public FaultyVerifier {
+     public:
+      using FaultyVerifier::FaultyVerifier;
+      absl::StatusOr<RemoteVerified> Verify(const RemoteVerify& request) override {
+        absl::StatusOr<RemoteVerified> reply = FaultyVerifier::Verify(request);
+        packed += request.rows_as == RemoteRows::kPacked;
+        if (reply.ok()) bytes += reply->rows.size();
+        return reply;
+      }
+      uint64_t bytes = 0;
+      int packed = 0;
+    } watch(host_.get());
+    const uint64_t sent_before = host_->stats().rows_bytes;
+    const RemoteStats stats = ExpectSame(Question(spec, 7, 60), {&watch});
+    EXPECT_EQ(stats.local_tokens, 0);
+    const bool whole = std::string(spec) == "f16";
+    EXPECT_EQ(watch.packed > 0, !whole) << spec;
+    // Who counts them counts what crossed the link.
+    EXPECT_EQ(stats.rows_bytes, watch.bytes) << spec;
+    EXPECT_EQ(host_->stats().rows_bytes - sent_before, watch.bytes) << spec;
+    // Rows of the rest of the prompt, and of all tokens up to where the last question begins.
+    const uint64_t most = row * (11 + 60);
+    if (whole) {
+      EXPECT_EQ(stats.rows_bytes % row, 0u);
+    } else {
+      EXPECT_GT(stats.rows_bytes, 0u) << spec;
+      EXPECT_LT(stats.rows_bytes, most / 2) << spec;
+    }
+  }
+}
+
 TEST_F(RemoteDraftTest, WithoutADraftKvTheVerifierDecodes) {
   const RemoteStats stats = ExpectSame(Question("snapkv:0.3", 3), {host_.get()});
   EXPECT_EQ(stats.draft_tokens, 0);
@@ -199,6 +235,7 @@ TEST_F(RemoteDraftTest, DamagedAndSenselessRepliesChangeNothing) {
       [](RemoteVerified* r) { r->finish = RemoteFinish::kStop; },
       [](RemoteVerified* r) { r->finish = RemoteFinish::kLength; },
       [](RemoteVerified* r) { r->rows += "x"; },
+      [](RemoteVerified* r) { r->rows.assign(std::max<size_t>(1, r->rows.size()), '\xff'); },
       [](RemoteVerified* r) { r->rows += r->rows + std::string(1 << 20, '\0'); },
   };
   for (const Lie& lie : lies) {
@@ -223,14 +260,16 @@ TEST_F(RemoteDraftTest, DamagedAndSenselessRepliesChangeNothing) {
   }
 }
 
-// Rows that are not finite make bad drafts and nothing else.
+// Rows that are not finite, or only wrong, make bad drafts and nothing else.
 TEST_F(RemoteDraftTest, WrongRowsOnlyDraftBadly) {
-  Push({"h2o:0.3"});
-  FaultyVerifier liar(host_.get());
-  liar.lies = [](int, RemoteVerified* reply) {
-    for (char& byte : reply->rows) byte = '\x7e';
-  };
-  EXPECT_EQ(ExpectSame(Question("h2o:0.3", 47), {&liar}).local_tokens, 0);
+  Push({"h2o:0.3", "f16"});
+  for (const char* spec : {"h2o:0.3", "f16"}) {
+    FaultyVerifier liar(host_.get());
+    liar.lies = [](int, RemoteVerified* reply) {
+      for (char& byte : reply->rows) byte = '\x7e';
+    };
+    EXPECT_EQ(ExpectSame(Question(spec, 47), {&liar}).local_tokens, 0) << spec;
+  }
 }
 
 // What is drafted while a question is away begins the next round, where all of it held.

@@ -51,7 +51,7 @@ TEST(RemoteWire, RoundTrips) {
   EXPECT_TRUE(open->ignore_eos);
   EXPECT_FALSE(open->use_prefix_cache);
   EXPECT_EQ(open->prefix_salt, AnOpen().prefix_salt);
-  const RemoteVerify verify = {"name", 12, {4, 5, 6}, 3, 77, 2.5};
+  const RemoteVerify verify = {"name", 12, {4, 5, 6}, 3, 77, RemoteRows::kPacked, 2.5};
   EXPECT_EQ(*DecodeRemoteVerify(EncodeRemote(verify)), verify);
   EXPECT_EQ(*DecodeRemoteVerified(EncodeRemote(AVerified())), AVerified());
   EXPECT_EQ(*DecodeSession(EncodeSession("s")), "s");
@@ -67,6 +67,13 @@ TEST(RemoteWire, EveryChangedBitAndEveryCutIsSeen) {
   }
   EXPECT_FALSE(DecodeRemoteVerified(good + "x").ok());
   EXPECT_TRUE(absl::IsDataLoss(DecodeRemoteOpen(good).status()));  // another kind
+}
+
+TEST(RemoteWire, AFormOfRowsThatNobodyKnowsIsRefused) {
+  RemoteVerify verify = {"name", 12, {4}, 3, 77, RemoteRows::kPacked, 2.5};
+  EXPECT_TRUE(DecodeRemoteVerify(EncodeRemote(verify)).ok());
+  verify.rows_as = static_cast<RemoteRows>(2);
+  EXPECT_TRUE(absl::IsDataLoss(DecodeRemoteVerify(EncodeRemote(verify)).status()));
 }
 
 TEST(RemoteWire, AnotherVersionIsSaid) {
