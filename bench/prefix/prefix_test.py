@@ -165,7 +165,7 @@ class FalseFeatures:
 
 
 ALL = FalseFeatures(("serve", "--verifier"), ("serve", "--prefix-plan"),
-                    ("verifier", "--lock-step"))
+                    ("run", "--prefix-plan"), ("verifier", "--lock-step"))
 
 
 class Variants(unittest.TestCase):
@@ -195,8 +195,12 @@ class Variants(unittest.TestCase):
         one = self.one(place)
         self.assertEqual(set(one.remote()), {names.REMOTE, names.REMOTE_AGAIN})
         self.assertEqual([s[0] for s in place.started], ["verifier", "serve"])
-        one.draft_first()
-        self.assertEqual(place.started[-1][-2:], ("--prefix-plan", "draft-first"))
+        self.assertEqual(place.started[-1][-2:], ("--prefix-plan", "remote"))
+        self.assertEqual(set(one.chosen()), {names.CHOSEN, names.CHOSEN_AGAIN})
+        self.assertEqual(place.started[-1][-2:], ("--prefix-plan", "auto"))
+        one.draft_first()  # the service does not know it
+        self.assertEqual((place.started[-1][0], place.started[-1][-2:]),
+                         ("run", ("--prefix-plan", "draft-first")))
         one.recompute()
         self.assertEqual(place.started[-1], ("serve", "--prefix-memory", 0))
 

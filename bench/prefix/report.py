@@ -186,6 +186,8 @@ def targets(cells):
     head = ["one request", "remote / load full", "remote / best alternative", "which",
             "MB / allowed", "recompute / remote, first token", "draft-first / its bound"]
     rows = []
+    chosen = any(cell.results(names.CHOSEN) for cell in cells)
+    head += [f"{names.CHOSEN} / best way", "the next request"] if chosen else []
     for cell in (c for c in cells if c.num_requests == 1):
         ours = names.REMOTE
         best = cell.best(names.ALTERNATIVES, total_s)
@@ -202,6 +204,12 @@ def targets(cells):
             spread(recomputing(cells, cell), "{:.1f}x"),
             spread(bounds, "{:.0%}"),
         ])
+        # A first request has the verifier's first as its rival, the next one's a verifier that has
+        # the prefix.
+        for name, rival in ((names.CHOSEN, names.REMOTE),
+                            (names.CHOSEN_AGAIN, names.REMOTE_AGAIN)) if chosen else ():
+            way = cell.best([*names.ALTERNATIVES, rival], total_s)
+            rows[-1].append(spread(cell.ratios(name, way, total_s), "{:.2f}x") if way else "-")
     return table.markdown(head, rows) if rows else ""
 
 
@@ -224,7 +232,8 @@ def winners(cells):
     rows = []
     for cell in cells:
         known = [n for n in cell.names if cell.results(n)]
-        known = [n for n in known if n not in (names.AT_STORE_AGAIN, names.REMOTE_AGAIN)]
+        known = [n for n in known if n not in (names.AT_STORE_AGAIN, names.REMOTE_AGAIN,
+                                              names.CHOSEN_AGAIN)]
         order = sorted(known,
                        key=lambda n: statistics.median(cell.values(n, total_s).values()))
         if len(order) < 2:

@@ -60,7 +60,7 @@ class One:
         """Full blocks over the link, nothing kept in RAM from before."""
         flags = self.place.store_flags(self.node)
         known = {c: self.features.has(c, "--prefix-plan") for c in ("serve", "run")}
-        if known["serve"] or plan == "load":
+        if plan == "load":
             flags += ["--prefix-plan", plan] if known["serve"] else []
             with self.place.serving(self.node, "--prefix-memory", 0, *flags):
                 return {name: self.ask(self.question, draft)}
@@ -78,8 +78,16 @@ class One:
                                            (names.AT_STORE_AGAIN, self.again))}
 
     def remote(self):
+        return self.with_verifier(names.REMOTE, names.REMOTE_AGAIN, "remote")
+
+    def chosen(self):
+        return self.with_verifier(names.CHOSEN, names.CHOSEN_AGAIN, "auto")
+
+    def with_verifier(self, first, again, plan):
         flags = self.place.store_flags(self.node) + self.place.verifier_flags(self.node)
-        asked = (names.REMOTE, self.question), (names.REMOTE_AGAIN, self.again)
+        if self.features.has("serve", "--prefix-plan"):
+            flags += ["--prefix-plan", plan]
+        asked = (first, self.question), (again, self.again)
         with contextlib.ExitStack() as stack:
             stack.enter_context(self.place.far("verifier", scene.VERIFIER_PORT))
             if self.features.has("serve", "--verifier"):
@@ -94,7 +102,8 @@ class One:
     def all(self):
         return {names.LOAD_FULL: self.load_full, names.LOAD_DRAFT: self.load_draft,
                 names.AT_STORE: self.at_store, names.DRAFT_FIRST: self.draft_first,
-                names.REMOTE: self.remote, names.RECOMPUTE: self.recompute}
+                names.REMOTE: self.remote, names.CHOSEN: self.chosen,
+                names.RECOMPUTE: self.recompute}
 
 
 class Many:

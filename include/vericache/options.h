@@ -47,7 +47,8 @@ struct EngineOptions {
   std::string prefix_store_mode = "rw";  // "ro": nothing is written
   uint64_t prefix_store_bytes = 0;       // budget of the folder; 0: what its volume has free
   // How one request's prefix is had from a store far away: "auto" predicts and picks; "load",
-  // "draft-first", "recompute" for measurements (docs/remote_prefixes.md). Same bits in any case.
+  // "draft-first", "recompute" for measurements (docs/remote_prefixes.md); with a verifier also
+  // "remote" and "remote-plain" (docs/remote_drafting.md). Same bits in any case.
   std::string prefix_plan = "auto";
   int prefix_digest_bits_for_tests = 256;  // fewer: keys collide, answers do not change
   // Looks up what AWS_... and HOME say in the environment of whoever calls; empty: nothing is set.

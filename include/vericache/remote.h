@@ -169,6 +169,8 @@ struct RemoteOptions {
   double wait_s = 10;        // a question waits so long at the verifier, and is asked again
   double stall_s = 120;      // a verifier that computes nothing for so long is lost
   int tries = 2;             // calls in a row that may fail before a verifier counts as lost
+  // Tokens that verifiers emit at least before this node goes on because it is faster.
+  int64_t least_tokens_for_tests = 0;
 };
 
 // Like Engine::Generate(). The engine needs a prefix store for its draft KV; without one, or

@@ -13,6 +13,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -96,6 +97,9 @@ struct RemoteServiceStats {
   int64_t fetched_drafts = 0, shared_drafts = 0;  // from the store; from an earlier request's
   uint64_t draft_bytes = 0;                       // held now
   int verifiers = 0, verifiers_up = 0;
+  uint64_t full_bytes = 0;  // of full blocks, for those that went on here because it is faster
+  // Choices that left or ended, by what was picked for them (RemoteStats::plan).
+  std::vector<std::pair<std::string, int64_t>> ways;
 };
 
 // Counters since start and gauges of now: for metrics and health.

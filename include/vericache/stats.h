@@ -102,6 +102,15 @@ struct DraftChoiceStats {
   std::vector<ModeStats> modes;  // those that were used
 };
 
+// What one way to have a prefix was expected to take; seconds from the choice on.
+struct WayEstimate {
+  std::string way;     // "recompute", "load", "draft-first", "remote", "remote-plain"
+  double first_s = 0;  // until the first token, or the next one
+  double last_s = 0;   // until the last one
+  double tokens_per_s = 0;
+  uint64_t link_bytes = 0;
+};
+
 // How an answer came about whose full KV a verifier elsewhere has (vericache/remote.h).
 struct RemoteStats {
   std::string verifier;          // that had the last word; "": this node itself
@@ -114,7 +123,16 @@ struct RemoteStats {
   int64_t failed_calls = 0;
   uint64_t rows_bytes = 0;  // exact rows that came back
   int64_t remote_tokens = 0, local_tokens = 0;
-  std::string fallback;  // why this node computed by itself; "": it did not
+  std::string fallback;  // why this node had to compute by itself; "": it had not to
+  // What was picked, and why: "remote", "remote-plain" (the verifier decodes), "load" (the full
+  // blocks are loaded while the verifier answers, then this node goes on), "recompute" (this node
+  // goes on at once); "": there was nothing to choose by.
+  std::string plan, reason;
+  std::vector<WayEstimate> estimates;  // behind the choice; of ways that are possible
+  double expected_tokens = 0;          // that the rest of the answer was expected to have
+  double chosen_s = 0;                 // since the request's begin; 0: never
+  double handed_over_s = 0;            // when this node went on; 0: it did not
+  uint64_t full_bytes = 0;             // of full blocks that came for that
   // Why the newest draft was as long as it was. Estimates, where its length was not given.
   int draft_len = 0;         // 0: the verifier decodes plainly
   double round_trip_s = 0;   // of a question, without the time at the verifier

@@ -34,10 +34,12 @@ absl::Status Engine::Impl::OpenPrefixCache(const FileIdentity& loaded) {
   if (options.prefix_store_mode != "rw" && options.prefix_store_mode != "ro")
     return absl::InvalidArgumentError(
         StrCat("prefix store mode is '", options.prefix_store_mode, "', expected rw or ro"));
-  constexpr std::string_view kPlans[] = {"auto", "load", "draft-first", "recompute"};
+  constexpr std::string_view kPlans[] = {"auto",      "load",   "draft-first",
+                                         "recompute", "remote", "remote-plain"};
   if (std::find(std::begin(kPlans), std::end(kPlans), options.prefix_plan) == std::end(kPlans))
-    return absl::InvalidArgumentError(StrCat("prefix plan is '", options.prefix_plan,
-                                             "', expected auto, load, draft-first or recompute"));
+    return absl::InvalidArgumentError(
+        StrCat("prefix plan is '", options.prefix_plan,
+               "', expected auto, load, draft-first, recompute, remote or remote-plain"));
   PrefixCacheOptions cache;
   cache.memory_bytes = options.prefix_memory_bytes;
   if (tier != nullptr) cache.memory_bytes = std::min(cache.memory_bytes, options.kv_memory);

@@ -7,7 +7,7 @@
 #include "api/remote_loop.h"
 #include "base/status_macros.h"
 #include "base/text.h"
-#include "engine/round.h"
+#include "engine/prefix_loader.h"
 #include "vericache/remote.h"
 
 namespace vericache {
@@ -32,6 +32,7 @@ class RemoteRun {
   RemoteHooks MakeHooks();
   absl::StatusOr<Completion> Finish();
   absl::StatusOr<Completion> GoOnAlone();
+  void TakePrefix();
   absl::Status ComputeAlone();
 
   Engine* engine_;
@@ -43,10 +44,13 @@ class RemoteRun {
   AnswerStream stream_;
   std::unique_ptr<Sequence> s_;  // once the remote part has ended
   RemoteEnd::Kind kind_ = RemoteEnd::Kind::kDone;
+  bool by_choice_ = false;                // this node goes on because it is faster
+  std::unique_ptr<PrefixLookup> lookup_;  // with what was loaded for that
   bool stopped_in_prefill_ = false;
   int64_t cached_ = 0;
   double start_s_ = NowSeconds();
   RequestTimes times_;
+  std::unique_ptr<PrefixLoader> loader_;  // goes before what it tells
 };
 
 RemoteHooks RemoteRun::MakeHooks() {
@@ -58,11 +62,21 @@ RemoteHooks RemoteRun::MakeHooks() {
       return !stopped_in_prefill_;
     };
   }
+  hooks.fits_here = [this](const Sequence& s) {
+    return !s.memory.has_value() || !s.memory->spills();
+  };
+  hooks.start_load = [this](Sequence* s, std::function<void()> on_done) {
+    std::unique_ptr<PrefixLookup> lookup = impl_->PlanPrefix(request_, *s, PrefixUse::kAlone);
+    const bool loads = lookup != nullptr && lookup->asks_store();
+    return loads ? loader_->Start(std::move(lookup), std::move(on_done)) : nullptr;
+  };
   hooks.on_end = [this](RemoteEnd end) {
     s_ = std::move(end.sequence);
     *stats_ = std::move(end.stats);
     times_ = end.times;
     kind_ = end.kind;
+    by_choice_ = end.by_choice;
+    lookup_ = std::move(end.lookup);
   };
   return hooks;
 }
@@ -77,29 +91,49 @@ absl::StatusOr<Completion> RemoteRun::Finish() {
   return completion;
 }
 
+// The prefix's K/V: loaded while the verifier answered, or found now. A choice to compute asks no
+// store.
+void RemoteRun::TakePrefix() {
+  Sequence& s = *s_;
+  if (!by_choice_) return impl_->UsePrefix(request_, &s, /*alone=*/true);
+  if (lookup_ == nullptr) lookup_ = impl_->PlanPrefix(request_, s, PrefixUse::kAlone);
+  if (lookup_ != nullptr) impl_->TakePrefix(std::move(lookup_), PrefixUse::kAlone, &s);
+}
+
 // K/V of the prompt and of what is emitted, then rounds on this node's own full KV.
 absl::Status RemoteRun::ComputeAlone() {
-  Sequence& s = *s_;
-  impl_->UsePrefix(request_, &s, /*alone=*/true);
-  cached_ = s.full.num_tokens();
-  s.draft.reset();
-  Prefill prefill(impl_->model.get(), impl_->forward.get(), impl_->pool.get());
-  VC_RETURN_IF_ERROR(prefill.Run(&s, impl_->MakePrefillOptions(callbacks_, &s)));
-  RoundRunner rounds(impl_->model.get(), impl_->forward.get(), impl_->pool.get());
-  while (!s.done()) {
-    Sequence* sequence = &s;
-    const int64_t before = s.num_emitted();
-    rounds.Run({&sequence, 1});
-    stats_->local_tokens += s.num_emitted() - before;
-    if (s.error.ok() && !stream_.Push(s)) break;
+  TakePrefix();
+  cached_ = s_->full.num_tokens();
+  s_->draft.reset();
+  LoopOptions options;
+  options.planned_memory = true;
+  options.max_pass_rows = impl_->MakePrefillOptions(callbacks_, s_.get()).chunk_rows;
+  if (s_->memory.has_value()) options.staging_bytes = s_->memory->staging_bytes;
+  RequestLoop loop(impl_->MakeLoopParts(), options);
+  LoopHooks hooks;
+  // A prompt that the verifier has had is computed again here without asking.
+  if (s_->num_emitted() == 0) hooks.on_prefill = callbacks_.on_prefill;
+  hooks.on_step = [this](const Sequence& s) { return stream_.Push(s); };
+  hooks.on_end = [this](std::unique_ptr<Sequence> s, const RequestTimes&) { s_ = std::move(s); };
+  const int64_t before = s_->num_emitted();
+  const DraftSizes sizes = impl_->FitDraft(request_, loop, 1, s_.get());
+  VC_RETURN_IF_ERROR(loop.Add(std::move(s_), sizes, std::move(hooks)).status());
+  while (loop.Step()) {
   }
-  return s.error;
+  stats_->local_tokens = s_->num_emitted() - before;
+  if (absl::IsCancelled(s_->error)) {
+    s_->finish = FinishReason::kNone;
+    return s_->num_emitted() == 0 ? s_->error : absl::OkStatus();
+  }
+  if (s_->finish == FinishReason::kError) return s_->error;
+  stream_.Push(*s_);
+  return absl::OkStatus();
 }
 
 absl::StatusOr<Completion> RemoteRun::GoOnAlone() {
   const std::string& why = stats_->fallback;
   if (!why.empty()) impl_->Tell(StrCat("no verifier left, this node computes by itself: ", why));
-  if (s_->num_emitted() == 0) {
+  if (s_->num_emitted() == 0 && !by_choice_) {
     s_.reset();  // its memory
     absl::StatusOr<Completion> completion = engine_->Generate(request_, nullptr, callbacks_);
     if (!completion.ok()) return completion;
@@ -125,9 +159,11 @@ absl::StatusOr<Completion> RemoteRun::Run(const std::vector<RemoteVerifier*>& ve
     options.kept_drafts = 0;
     RemoteLoop loop(impl_, verifiers, std::move(options));
     stream_.Watch(s_.get());
+    loader_ = std::make_unique<PrefixLoader>(1);
     loop.Add(std::move(s_), request_, MakeHooks());
     while (!loop.empty())
       if (!loop.Step() && !loop.empty()) loop.Wait();
+    loader_.reset();  // tells the loop
   }
   if (stopped_in_prefill_) return absl::CancelledError("stopped during prefill");
   return kind_ == RemoteEnd::Kind::kHandedOver ? GoOnAlone() : Finish();

@@ -3,30 +3,13 @@
 #include <algorithm>
 #include <utility>
 
+#include "api/remote_loop_impl.h"
 #include "api/verifier_host.h"
-#include "base/check.h"
-#include "base/common_tokens.h"
-#include "base/text.h"
 
 namespace vericache {
 namespace {
 
 constexpr double kCloseSeconds = 1;  // for sessions to be closed at the end
-
-// No other question to the same verifier will fare better.
-bool IsFinal(const absl::Status& status) {
-  return absl::IsFailedPrecondition(status) || absl::IsUnauthenticated(status) ||
-         absl::IsPermissionDenied(status) || absl::IsInvalidArgument(status) ||
-         absl::IsOutOfRange(status) || absl::IsUnimplemented(status);
-}
-
-// It says something about the verifier, not about one request or session.
-bool IsVerifiersFault(const absl::Status& status) {
-  return absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status) ||
-         absl::IsDataLoss(status) || absl::IsFailedPrecondition(status) ||
-         absl::IsUnauthenticated(status) || absl::IsPermissionDenied(status) ||
-         absl::IsUnimplemented(status);
-}
 
 // What passes should take on a machine of this class, at both ends.
 RemoteGuess GuessOf(const EngineAccess::Impl& impl) {
@@ -47,48 +30,6 @@ absl::Status CheckRemoteOptions(const RemoteOptions& o) {
   return absl::OkStatus();
 }
 
-struct RemoteLoop::Peer {
-  RemoteVerifier* verifier = nullptr;
-  CircuitBreaker breaker;
-  int num_jobs = 0;
-  bool is_lost = false;  // to some request, since it was last of use
-  explicit Peer(RemoteVerifier* v, const BreakerOptions& options) : verifier(v), breaker(options) {}
-};
-
-struct RemoteLoop::Job {
-  RemoteId id = 0;
-  RemoteJob state;
-  RemoteHooks hooks;
-  bool cancelled = false;
-  Fetch fetch = Fetch::kWanted;
-  bool calling = false;     // a call is under way
-  int64_t peer = -1;        // < 0: none is chosen
-  std::vector<bool> lost;   // [peers]
-  int failures = 0;         // of the current one, since it was last of use
-  std::string session;      // "": none is open
-  bool first_reply = true;  // of the session: its question waited for the prompt
-  std::string why;          // the last thing that failed
-  double progress_s = 0;    // when the verifier last was seen to compute the prompt
-  int64_t prompt_done = -1;
-  double added_s = 0, ask_s = 0;
-  RequestTimes times;
-
-  Job(const EngineAccess::Impl* impl, std::unique_ptr<Sequence> s, const Request& request)
-      : state(impl, std::move(s), request) {}
-  bool asking() const { return calling && !session.empty(); }
-};
-
-// What a worker has brought back.
-struct RemoteLoop::Event {
-  enum class Kind : uint8_t { kDraft, kOpened, kReply } kind = Kind::kDraft;
-  RemoteId id = 0;
-  size_t peer = 0;
-  std::optional<DraftKv> draft;
-  absl::StatusOr<std::string> session = absl::UnknownError("");
-  absl::StatusOr<RemoteVerified> reply = absl::UnknownError("");
-  double seconds = 0;
-};
-
 RemoteLoop::RemoteLoop(EngineAccess::Impl* impl, std::vector<RemoteVerifier*> verifiers,
                        RemoteLoopOptions options)
     : impl_(impl),
@@ -106,9 +47,17 @@ RemoteLoop::~RemoteLoop() {
   while (!jobs_.empty()) {
     Job& job = *jobs_.begin()->second;
     if (!job.session.empty()) Close(job.peer, job.session);
+    if (job.load != nullptr) job.load->Cancel();
     jobs_.erase(jobs_.begin());
   }
-  if (!options_.interrupts || workers_.WaitIdle(kCloseSeconds)) return;
+  const bool idle = workers_.WaitIdle(kCloseSeconds);
+  {
+    // Sessions whose requests ended before they were open.
+    const std::lock_guard<std::mutex> lock(mutex_);
+    for (const auto& event : events_)
+      if (event != nullptr && event->session.ok()) Close(event->peer, *event->session);
+  }
+  if (idle || !options_.interrupts) return;
   for (const auto& peer : peers_) peer->verifier->Interrupt();
 }
 
@@ -184,9 +133,9 @@ void RemoteLoop::TakeEvent(Event* event) {
   Job* job = found == jobs_.end() ? nullptr : found->second.get();
   switch (event->kind) {
     case Event::Kind::kDraft:
-      if (event->draft.has_value()) {
+      if (event->draft.draft.has_value()) {
         ++totals_.fetched_drafts;
-        totals_.draft_bytes += event->draft->num_bytes();
+        totals_.draft_bytes += event->draft.draft->num_bytes();
       }
       if (job != nullptr) FetchIsOver(job, std::move(event->draft));
       break;
@@ -212,228 +161,6 @@ void RemoteLoop::TakeEvent(Event* event) {
   }
 }
 
-// --- The draft KV ------------------------------------------------------------------------------
-
-// One that begins like this one fetches what both will use.
-bool RemoteLoop::OtherFetches(const Job& job) const {
-  const Sequence& s = job.state.sequence();
-  return std::any_of(jobs_.begin(), jobs_.end(), [&](const auto& entry) {
-    const Job& other = *entry.second;
-    const Sequence& o = other.state.sequence();
-    if (other.fetch != Fetch::kRunning ||
-        other.state.request().prefix_salt != job.state.request().prefix_salt ||
-        o.spec.ToString() != s.spec.ToString())
-      return false;
-    return 2 * CommonTokens(s.tokens, o.tokens) >=
-           std::max<int64_t>(2 * kBlockTokens, s.num_prompt);
-  });
-}
-
-void RemoteLoop::StartFetch(Job* job) {
-  const Sequence& s = job->state.sequence();
-  const Request& request = job->state.request();
-  if (!s.spec.enabled || !request.use_prefix_cache || !impl_->PrefixesHold()) {
-    job->fetch = Fetch::kOver;
-    return;
-  }
-  const std::vector<TokenId> prompt(s.tokens.begin(), s.tokens.begin() + s.num_prompt);
-  std::optional<DraftKv> kept = shelf_.Find(prompt, request.prefix_salt, s.spec.ToString());
-  if (kept.has_value()) {
-    ++totals_.shared_drafts;
-    FetchIsOver(job, std::move(kept));
-    return;
-  }
-  if (OtherFetches(*job)) {
-    job->fetch = Fetch::kAwaitsOther;
-    return;
-  }
-  job->fetch = Fetch::kRunning;
-  workers_.Post([this, id = job->id, prompt, salt = request.prefix_salt, spec = s.spec,
-                 seconds = impl_->RecomputeSeconds(s)] {
-    auto event = std::make_unique<Event>();
-    event->id = id;
-    event->draft = impl_->prefixes->FindDraftAlone(prompt, salt, spec, seconds);
-    Push(std::move(event));
-  });
-}
-
-void RemoteLoop::FetchIsOver(Job* job, std::optional<DraftKv> draft) {
-  job->fetch = Fetch::kOver;
-  const Sequence& s = job->state.sequence();
-  if (draft.has_value()) {
-    const absl::Span<const TokenId> prompt = absl::MakeConstSpan(s.tokens).first(s.num_prompt);
-    shelf_.Put(prompt, job->state.request().prefix_salt, s.spec.ToString(), *draft);
-    if (MakeRoom(draft->num_bytes())) job->state.TakeDraftKv(*std::move(draft));
-  }
-  FetchForThoseThatWaited();
-}
-
-// Each looks for itself: in what has come, or at the store.
-void RemoteLoop::FetchForThoseThatWaited() {
-  for (const auto& [id, job] : jobs_) {
-    if (job->fetch != Fetch::kAwaitsOther) continue;
-    job->fetch = Fetch::kWanted;
-    StartFetch(job.get());
-  }
-}
-
-uint64_t RemoteLoop::draft_bytes() const {
-  uint64_t bytes = shelf_.num_bytes();
-  for (const auto& [id, job] : jobs_) bytes += job->state.draft_bytes();
-  return bytes;
-}
-
-// What is kept for later goes first.
-bool RemoteLoop::MakeRoom(uint64_t bytes) {
-  if (options_.draft_memory == 0) return true;
-  const uint64_t used = draft_bytes() + bytes;
-  if (used > options_.draft_memory) shelf_.Free(used - options_.draft_memory);
-  return draft_bytes() + bytes <= options_.draft_memory;
-}
-
-// --- Verifiers ---------------------------------------------------------------------------------
-
-bool RemoteLoop::HasVerifier() { return num_verifiers_up() > 0; }
-
-int RemoteLoop::num_verifiers_up() {
-  return static_cast<int>(std::count_if(peers_.begin(), peers_.end(),
-                                        [](const auto& p) { return p->breaker.MayTry(); }));
-}
-
-// The one with the fewest requests, of those the first, that this request has not lost.
-bool RemoteLoop::PickVerifier(Job* job) {
-  std::vector<size_t> order;
-  for (size_t i = 0; i < peers_.size(); ++i)
-    if (!job->lost[i]) order.push_back(i);
-  std::stable_sort(order.begin(), order.end(),
-                   [&](size_t a, size_t b) { return peers_[a]->num_jobs < peers_[b]->num_jobs; });
-  for (const size_t i : order) {
-    if (!peers_[i]->breaker.Allow()) {
-      if (job->why.empty()) job->why = StrCat(peers_[i]->verifier->name(), ": was lost just now");
-      continue;
-    }
-    job->peer = static_cast<int64_t>(i);
-    job->failures = 0;
-    ++peers_[i]->num_jobs;
-    return true;
-  }
-  return false;
-}
-
-void RemoteLoop::Call(Job* job, std::function<void(Event*)> call) {
-  job->calling = true;
-  job->ask_s = NowSeconds();
-  workers_.Post([this, id = job->id, peer = static_cast<size_t>(job->peer), call] {
-    auto event = std::make_unique<Event>();
-    event->id = id;
-    event->peer = peer;
-    const double begin_s = NowSeconds();
-    call(event.get());
-    event->seconds = NowSeconds() - begin_s;
-    Push(std::move(event));
-  });
-}
-
-void RemoteLoop::Open(Job* job) {
-  Call(job, [verifier = peers_[job->peer]->verifier, open = job->state.MakeOpen()](Event* event) {
-    event->kind = Event::Kind::kOpened;
-    event->session = verifier->Open(open);
-  });
-}
-
-void RemoteLoop::Ask(Job* job) {
-  RemoteVerify question = job->state.MakeQuestion(job->session, options_.remote.wait_s);
-  Call(job, [verifier = peers_[job->peer]->verifier, question = std::move(question)](Event* event) {
-    event->kind = Event::Kind::kReply;
-    event->reply = verifier->Verify(question);
-  });
-}
-
-void RemoteLoop::Close(size_t peer, const std::string& session) {
-  workers_.Post([verifier = peers_[peer]->verifier, session] { verifier->Close(session); });
-}
-
-void RemoteLoop::LeaveVerifier(Job* job) {
-  if (job->peer < 0) return;
-  --peers_[job->peer]->num_jobs;
-  job->peer = -1;
-  job->session.clear();
-}
-
-// Counts a failed call; after enough of them the next verifier is tried.
-void RemoteLoop::Lost(Job* job, const absl::Status& status) {
-  Peer& peer = *peers_[job->peer];
-  ++job->state.stats().failed_calls;
-  ++totals_.failed_calls;
-  ++job->failures;
-  job->why = StrCat(peer.verifier->name(), ": ", status.message());
-  // A session that is not known there, or has failed, is opened anew.
-  if (!absl::IsDataLoss(status) && !absl::IsUnavailable(status) &&
-      !absl::IsDeadlineExceeded(status))
-    job->session.clear();
-  // What others have lost is not tried twice.
-  if (job->failures < options_.remote.tries && !IsFinal(status) && !peer.is_lost) return;
-  impl_->Tell(StrCat("verifier lost: ", job->why));
-  // One that does not answer closes the session by itself, in time.
-  if (!job->session.empty() && !absl::IsUnavailable(status) && !absl::IsDeadlineExceeded(status))
-    Close(job->peer, job->session);
-  if (IsVerifiersFault(status)) {
-    peer.breaker.Failed();
-    peer.is_lost = true;
-  }
-  job->lost[job->peer] = true;
-  LeaveVerifier(job);
-}
-
-void RemoteLoop::TakeReply(Job* job, const Event& event) {
-  if (!event.reply.ok()) return Lost(job, event.reply.status());
-  if (event.reply->ready) return TakeTokens(job, event);
-  const RemoteVerified& reply = *event.reply;
-  ++totals_.replies;
-  const double now = NowSeconds();
-  if (reply.prompt_done > job->prompt_done) job->progress_s = now;
-  job->prompt_done = std::max(job->prompt_done, reply.prompt_done);
-  if (now - job->progress_s > options_.remote.stall_s)
-    return Lost(job, absl::AbortedError(
-                         StrCat("it has computed nothing for ", options_.remote.stall_s, " s")));
-  if (job->hooks.on_prefill && job->state.sequence().num_emitted() == 0 && reply.prompt_total > 0 &&
-      !job->hooks.on_prefill(reply.prompt_done, reply.prompt_total))
-    job->cancelled = true;
-}
-
-void RemoteLoop::TakeTokens(Job* job, const Event& event) {
-  RemoteStats& stats = job->state.stats();
-  const RemoteStats before = stats;
-  const int64_t asked = job->state.num_asked();
-  const absl::Status status = job->state.Take(*event.reply, event.seconds);
-  if (!status.ok()) return Lost(job, status);
-  Peer& peer = *peers_[job->peer];
-  peer.breaker.Succeeded();
-  peer.is_lost = false;
-  stats.verifier = peer.verifier->name();
-  job->failures = 0;
-  if (!job->first_reply)
-    costs_.ObserveQuestion({static_cast<int>(asked), static_cast<int>(event.reply->emitted.size()),
-                            event.seconds, event.reply->busy_s});
-  job->first_reply = false;
-  if (asked > 0)
-    acceptance_.Observe(DraftMode::kDraftKv, static_cast<int>(asked),
-                        static_cast<int>(stats.accepted - before.accepted));
-  ++totals_.replies;
-  totals_.rounds += stats.rounds - before.rounds;
-  totals_.drafted += stats.drafted - before.drafted;
-  totals_.accepted += stats.accepted - before.accepted;
-  totals_.emitted += stats.remote_tokens - before.remote_tokens;
-  totals_.ahead += stats.ahead_tokens - before.ahead_tokens;
-  totals_.rows_bytes += stats.rows_bytes - before.rows_bytes;
-  const double now = NowSeconds() - job->added_s;
-  RequestTimes& times = job->times;
-  if (times.first_token_s == 0) {
-    times.first_token_s = times.prefill_s = now;
-  }
-  if (job->hooks.on_step && !job->hooks.on_step(job->state.sequence())) job->cancelled = true;
-}
-
 // --- A request's way -----------------------------------------------------------------------------
 
 // Whatever it can begin now. *job may be gone afterwards.
@@ -443,6 +170,8 @@ void RemoteLoop::Advance(RemoteId id) {
   Job* job = found->second.get();
   if (job->state.sequence().done()) return End(id, RemoteEnd::Kind::kDone);
   if (job->cancelled) return End(id, RemoteEnd::Kind::kCancelled);
+  ChooseWay(job);
+  if (MayLeave(*job)) return End(id, RemoteEnd::Kind::kHandedOver);
   if (job->peer < 0 && !PickVerifier(job)) return End(id, RemoteEnd::Kind::kHandedOver);
   const bool drafted = PrepareRound(job);
   if (job->calling) return;
@@ -478,15 +207,21 @@ bool RemoteLoop::PrepareRound(Job* job) {
   return job->state.DraftIsWhole();
 }
 
+RemoteLengthLimits RemoteLoop::LimitsOf(const Job& job) const {
+  RemoteLengthLimits limits;
+  limits.most = static_cast<int>(job.state.most_drafted());
+  limits.plain_tokens = options_.remote.plain_tokens;
+  limits.num_active = static_cast<int>(jobs_.size());
+  limits.max_burst_s = options_.max_burst_s;
+  return limits;
+}
+
 RemoteLength RemoteLoop::ChooseLength(const Job& job) const {
   const RemoteJob& state = job.state;
   const int given =
       state.request().draft_len > 0 ? state.request().draft_len : options_.remote.draft_len;
-  RemoteLengthLimits limits;
-  limits.most = static_cast<int>(state.most_drafted());
-  limits.plain_tokens = options_.remote.plain_tokens;
-  limits.num_active = static_cast<int>(jobs_.size());
-  limits.max_burst_s = options_.max_burst_s;
+  RemoteLengthLimits limits = LimitsOf(job);
+  if (job.plain) limits.most = 0;
   // Plain decoding is judged once drafts have been seen, and drafts are tried again in between.
   constexpr int64_t kFirstRounds = 3, kProbeRounds = 8;
   const int64_t rounds = state.stats().rounds;
@@ -504,18 +239,36 @@ void RemoteLoop::End(RemoteId id, RemoteEnd::Kind kind) {
   // A question that is away ends with it.
   if (!job->session.empty()) Close(job->peer, job->session);
   LeaveVerifier(job.get());
+  ++totals_.ways[static_cast<int>(job->way)];
   RemoteEnd end;
   end.kind = kind;
   end.stats = job->state.stats();
-  if (kind == RemoteEnd::Kind::kHandedOver) {
-    ++totals_.fallbacks;
-    end.stats.verifier.clear();
-    end.stats.fallback = job->why;
-  }
   end.times = job->times;
   end.times.end_s = NowSeconds() - job->added_s;
+  if (kind == RemoteEnd::Kind::kHandedOver) {
+    end.stats.verifier.clear();
+    end.stats.handed_over_s = end.times.end_s;
+    end.by_choice = MayLeave(*job);
+    if (!end.by_choice) {
+      ++totals_.fallbacks;
+      end.stats.fallback = job->why;
+    }
+  }
+  if (job->load != nullptr) {
+    const uint64_t bytes = job->load->lookup().progress().bytes_done;
+    end.stats.full_bytes = bytes;
+    totals_.full_bytes += bytes;
+    if (end.by_choice) {
+      end.lookup = job->load->Take();
+    } else {
+      job->load->Cancel();
+    }
+  }
   if (job->fetch == Fetch::kRunning) FetchForThoseThatWaited();
   end.sequence = job->state.Release();
+  const Sequence& s = *end.sequence;
+  if (kind == RemoteEnd::Kind::kDone && !job->state.request().ignore_eos)
+    ObserveAnswer(s.num_emitted(), s.finish == FinishReason::kStop);
   if (job->hooks.on_end) job->hooks.on_end(std::move(end));
 }
 
@@ -560,6 +313,14 @@ void RemoteLoop::RunPass() {
   ++totals_.num_passes;
   totals_.pass_s += pass_s;
   if (filled.empty()) costs_.ObserveStep(pass_s, static_cast<int>(steps));
+  // What this node would take for other passes is judged by these.
+  PassShape shape;
+  for (const auto& [job, num_rows] : filled)
+    shape.AddDraft(num_rows, static_cast<int64_t>(job->state.draft_bytes()));
+  shape.logit_rows = 0;
+  for (size_t i = 0; i < steps; ++i)
+    shape.AddDraft(1, static_cast<int64_t>(stepping_[i]->state.draft_bytes()));
+  impl_->Learned()->costs.ObservePass(shape, pass_s);
   for (const auto& [job, num_rows] : filled) {
     job->state.TakeRows(num_rows, pass_s);
     totals_.provisional_rows += num_rows;

@@ -9,9 +9,12 @@
 // a request; the owner's thread takes what came back and runs one pass for all that have something
 // to draft. So while the questions of some are away, others draft, and one whose own is away drafts
 // on behind it where nobody else has anything to do (api/remote_job.h).
+// A request that is expected to end sooner here is handed back (remote_loop_ways.cc): at once, or
+// when its full blocks have been loaded, while the verifier goes on answering. Never back again.
 // THREADS: none but what says so; one owner calls, who also owns the engine meanwhile.
 #pragma once
 
+#include <array>
 #include <condition_variable>
 #include <cstdint>
 #include <functional>
@@ -26,7 +29,10 @@
 #include "api/remote_job.h"
 #include "base/worker_threads.h"
 #include "engine/drafter.h"
+#include "engine/prefix_loader.h"
 #include "remote/circuit_breaker.h"
+#include "scheduler/answer_length.h"
+#include "scheduler/prefix_plan.h"
 #include "scheduler/remote_length.h"
 #include "vericache/remote.h"
 
@@ -43,6 +49,8 @@ struct RemoteLoopOptions {
   uint64_t kept_drafts = uint64_t{256} << 20;  // of it, at most, for later requests
   // A verifier that was lost is left alone for so long, then for longer.
   BreakerOptions breaker{.failures = 1};
+  // Requests that decode here. May be empty: none.
+  std::function<int()> num_here;
   // The verifiers are the loop's alone: its end need not wait for calls that hang.
   bool interrupts = false;
   // Something has come back: Step() has work. From any thread. May be empty.
@@ -54,10 +62,14 @@ struct RemoteEnd {
   RemoteStats stats;
   RequestTimes times;
   enum class Kind : uint8_t {
-    kDone,        // sequence->done()
-    kCancelled,   // by Cancel() or a hook
-    kHandedOver,  // no verifier is left (stats.fallback says why): go on with what it has emitted
+    kDone,       // sequence->done()
+    kCancelled,  // by Cancel() or a hook
+    // Go on with what it has emitted: no verifier is left (stats.fallback says why), or this node
+    // is expected to be faster (stats.plan: "load" or "recompute").
+    kHandedOver,
   } kind = Kind::kDone;
+  bool by_choice = false;                // handed over because it is faster
+  std::unique_ptr<PrefixLookup> lookup;  // then, if its full blocks were loaded
 };
 
 // What happens to one request. All but on_end may be empty.
@@ -66,6 +78,11 @@ struct RemoteHooks {
   std::function<bool(const Sequence&)> on_step;
   // Rows of the prompt that the verifier has, and in all. False: cancel it.
   std::function<bool(int64_t done, int64_t total)> on_prefill;
+  // This node has room for the sequence's full KV. Empty: it never goes on here by choice.
+  std::function<bool(const Sequence&)> fits_here;
+  // Begins to load the sequence's full blocks, for on_end, and calls `on_done` once they are here,
+  // from any thread. Null: it cannot be.
+  std::function<std::shared_ptr<PrefixLoad>(Sequence*, std::function<void()> on_done)> start_load;
   // Exactly once. May Add().
   std::function<void(RemoteEnd)> on_end;
 };
@@ -75,7 +92,8 @@ struct RemoteTotals {
   int64_t requests = 0, fallbacks = 0, failed_calls = 0, opened = 0, replies = 0;
   int64_t rounds = 0, drafted = 0, accepted = 0, emitted = 0, ahead = 0;
   int64_t provisional_rows = 0;
-  uint64_t rows_bytes = 0, draft_bytes = 0;  // that crossed the link
+  uint64_t rows_bytes = 0, draft_bytes = 0, full_bytes = 0;  // that crossed the link
+  std::array<int64_t, kNumPrefixWays> ways{};                // requests, by what was picked
   int64_t fetched_drafts = 0, shared_drafts = 0;
   int64_t num_passes = 0;
   double pass_s = 0;
@@ -110,6 +128,8 @@ class RemoteLoop {
   // Some verifier may be tried.
   bool HasVerifier();
   int num_verifiers_up();
+  // One that was handed over has ended. by_itself: not by its limit or by who asked.
+  void ObserveAnswer(int64_t tokens, bool by_itself) { length_.Observe(tokens, by_itself); }
   const RemoteTotals& totals() const { return totals_; }
   uint64_t draft_bytes() const;
 
@@ -123,7 +143,7 @@ class RemoteLoop {
   void TakeEvent(Event* event);
   void StartFetch(Job* job);
   bool OtherFetches(const Job& job) const;
-  void FetchIsOver(Job* job, std::optional<DraftKv> draft);
+  void FetchIsOver(Job* job, PrefixCache::StoredDraft found);
   void FetchForThoseThatWaited();
   void Advance(RemoteId id);
   bool PickVerifier(Job* job);
@@ -137,6 +157,14 @@ class RemoteLoop {
   void LeaveVerifier(Job* job);
   bool PrepareRound(Job* job);
   RemoteLength ChooseLength(const Job& job) const;
+  RemoteLengthLimits LimitsOf(const Job& job) const;
+  void ChooseWay(Job* job);
+  bool OtherLoads(const Job& job) const;
+  PrefixPlanInput PlanInputOf(const Job& job) const;
+  void TakeWay(Job* job, PrefixWay way, const PrefixPlanInput& in);
+  bool StartLoad(Job* job);
+  void DropLoad(Job* job);
+  bool MayLeave(const Job& job) const;
   bool PlanPass();
   void RunPass();
   void End(RemoteId id, RemoteEnd::Kind kind);
@@ -152,6 +180,7 @@ class RemoteLoop {
   DraftShelf shelf_;
   RemoteCosts costs_;
   SharedAcceptance acceptance_;  // in mode kDraftKv
+  AnswerLength length_;
   RemoteTotals totals_;
   // Of the pass.
   std::vector<Job*> filling_, stepping_;

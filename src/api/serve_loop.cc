@@ -63,8 +63,9 @@ ServeLoop::ServeLoop(Engine* engine, const ServiceOptions& options,
   std::vector<RemoteVerifier*> verifiers;
   for (const auto& verifier : options_.verifiers) verifiers.push_back(verifier.get());
   if (verifiers.empty()) return;
-  remote_ = std::make_unique<RemoteLoop>(impl_, std::move(verifiers),
-                                         RemoteOptionsOf(*impl_, options_, on_event_));
+  RemoteLoopOptions remote = RemoteOptionsOf(*impl_, options_, on_event_);
+  remote.num_here = [this] { return static_cast<int>(num_here()); };
+  remote_ = std::make_unique<RemoteLoop>(impl_, std::move(verifiers), std::move(remote));
 }
 
 size_t ServeLoop::num_here() const {
@@ -327,6 +328,8 @@ void ServeLoop::OnEnd(ServeChoice* running, const Sequence& s, const RequestTime
     completion.stats.full_bytes =
         impl_->model->config.kv_shape().bytes_per_token() * (s.tokens.size() - 1);
   completion.stats.remote = std::move(choice->remote);
+  if (choice->handed_over && !job.request.ignore_eos)
+    remote_->ObserveAnswer(s.num_emitted(), s.finish == FinishReason::kStop);
   if (choice->handed_over)
     completion.stats.remote.local_tokens = s.num_emitted() - completion.stats.remote.remote_tokens;
   if (choice->index == 0 && (s.full.num_tokens() >= s.num_prompt || s.num_emitted() > 0))

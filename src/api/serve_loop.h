@@ -82,6 +82,7 @@ class ServeLoop {
   bool GoesToVerifier(const ServeChoice& choice) const;
   void StartRemote(std::unique_ptr<ServeChoice> choice);
   void OnRemoteEnd(ServeChoice* choice, RemoteEnd end);
+  bool FitsHere(const Sequence& s) const;
   void GoOnHere(ServeChoice* choice, RemoteEnd end);
   void ChoiceBegins(ServeJob* job);
   void PublishRemote();

@@ -10,6 +10,7 @@ void ServeLoop::FindPrefix(ServeChoice* choice) {
   std::unique_ptr<PrefixLookup> lookup;
   // A prompt whose logits are wanted has to be computed.
   if (!s->on_prompt_row) lookup = impl_->PlanPrefix(choice->job->request, *s, PrefixUse::kShared);
+  if (impl_->options.prefix_plan == "recompute") return TakePrefix(std::move(lookup), choice);
   choice->load = loader_->StartOrLoad(&lookup, on_event_);
   if (choice->load == nullptr) return TakePrefix(std::move(lookup), choice);
   choice->load_s = NowSeconds();

@@ -35,6 +35,16 @@ void ServeLoop::StartRemote(std::unique_ptr<ServeChoice> owned) {
     choice->stream->SendDelta();
     return true;
   };
+  hooks.fits_here = [this](const Sequence& sequence) { return FitsHere(sequence); };
+  hooks.start_load = [this, choice](Sequence* sequence, std::function<void()> on_done) {
+    // What is loaded is for the spec that this node's budget allows.
+    std::swap(sequence->spec, choice->local_spec);
+    std::unique_ptr<PrefixLookup> lookup =
+        impl_->PlanPrefix(choice->job->request, *sequence, PrefixUse::kShared);
+    std::swap(sequence->spec, choice->local_spec);
+    const bool loads = impl_->MostLoads() > 0 && lookup != nullptr && lookup->asks_store();
+    return loads ? loader_->Start(std::move(lookup), std::move(on_done)) : nullptr;
+  };
   hooks.on_end = [this, choice](RemoteEnd end) { OnRemoteEnd(choice, std::move(end)); };
   active_.push_back(std::move(owned));
   choice->remote_id = remote_->Add(std::move(s), request, std::move(hooks));
@@ -50,15 +60,34 @@ void ServeLoop::OnRemoteEnd(ServeChoice* choice, RemoteEnd end) {
   OnEnd(choice, *end.sequence, end.times);
 }
 
+// There is no budget, or its RAM has room for all of it.
+bool ServeLoop::FitsHere(const Sequence& s) const {
+  if (impl_->tier == nullptr) return true;
+  const uint64_t bytes = impl_->model->config.kv_shape().bytes_per_token() *
+                         static_cast<uint64_t>(s.num_prompt + s.max_tokens);
+  return loop_.kv_bytes().ram + impl_->LoadBytes() + bytes <= impl_->options.kv_memory;
+}
+
 // With what has been emitted, which does not change.
 void ServeLoop::GoOnHere(ServeChoice* choice, RemoteEnd end) {
   choice->remote = std::move(end.stats);
   choice->remote_id = 0;
   choice->handed_over = true;
-  impl_->Tell(StrCat("no verifier left, this node computes by itself: ", choice->remote.fallback));
   choice->sequence = std::move(end.sequence);
-  choice->sequence->spec = choice->local_spec;
-  FindPrefix(choice);
+  Sequence* s = choice->sequence.get();
+  s->spec = choice->local_spec;
+  if (!end.by_choice) {
+    impl_->Tell(
+        StrCat("no verifier left, this node computes by itself: ", choice->remote.fallback));
+    return FindPrefix(choice);
+  }
+  const Request& request = choice->job->request;
+  if (end.lookup == nullptr)  // what RAM has, no more
+    return TakePrefix(impl_->PlanPrefix(request, *s, PrefixUse::kShared), choice);
+  impl_->TakePrefix(std::move(end.lookup), PrefixUse::kShared, s);
+  // Others that begin like it need not load it, too. Its rows came out of the store.
+  if (s->full.num_tokens() > 0) impl_->KeepPrefix(request, *s, s->full.num_tokens() - 1);
+  TakePrefix(nullptr, choice);
 }
 
 void ServeLoop::Close() {
@@ -72,6 +101,10 @@ void ServeLoop::PublishRemote() {
   RemoteServiceStats& stats = stats_.remote;
   stats.requests = totals.requests;
   stats.fallbacks = totals.fallbacks;
+  stats.full_bytes = totals.full_bytes;
+  stats.ways.clear();
+  for (int i = 0; i < kNumPrefixWays; ++i)
+    stats.ways.emplace_back(PrefixWayName(static_cast<PrefixWay>(i)), totals.ways[i]);
   stats.sessions = totals.opened;
   stats.failed_calls = totals.failed_calls;
   stats.replies = totals.replies;

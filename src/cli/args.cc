@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <cctype>
 #include <cmath>
 #include <cstdlib>
@@ -305,14 +306,19 @@ void PrefixFlags::DeclareSize(Flags* flags) {
 void PrefixFlags::DeclarePlan(Flags* flags) {
   flags->Group("Prefix store");
   flags->Custom("--prefix-plan", "PLAN",
-                "From a store far away: auto, load, draft-first, recompute (default auto)",
+                "From a store far away: auto, load, draft-first, recompute; with --verifier also "
+                "remote, remote-plain (default auto)",
                 [this](const std::string& text) {
                   plan = text;
-                  const bool good = text == "auto" || text == "load" || text == "draft-first" ||
-                                    text == "recompute";
+                  constexpr std::string_view kPlans[] = {"auto",      "load",   "draft-first",
+                                                         "recompute", "remote", "remote-plain"};
+                  const bool good =
+                      std::find(std::begin(kPlans), std::end(kPlans), text) != std::end(kPlans);
                   return good ? absl::OkStatus()
-                              : absl::InvalidArgumentError(fmt::format(
-                                    "'{}' is none of auto, load, draft-first, recompute", text));
+                              : absl::InvalidArgumentError(
+                                    fmt::format("'{}' is none of auto, load, draft-first, "
+                                                "recompute, remote, remote-plain",
+                                                text));
                 });
   flags->Group("Options");
 }

@@ -111,7 +111,7 @@ struct PrefixFlags {
   void Declare(Flags* flags);
   void DeclareStore(Flags* flags);
   void DeclareSize(Flags* flags);
-  // For commands that answer one request at a time.
+  // For commands that look at where a prefix comes from.
   void DeclarePlan(Flags* flags);
 };
 

@@ -219,8 +219,21 @@ Json ChoiceJson(const DraftChoiceStats& c) {
 }
 
 Json RemoteJson(const RemoteStats& s) {
+  Json estimates = Json::object();
+  for (const WayEstimate& e : s.estimates)
+    estimates[e.way] = {{"first_s", e.first_s},
+                        {"last_s", e.last_s},
+                        {"tokens_per_s", e.tokens_per_s},
+                        {"link_bytes", e.link_bytes}};
   return {{"verifier", s.verifier},
           {"fallback", s.fallback},
+          {"plan", s.plan},
+          {"reason", s.reason},
+          {"estimates", estimates},
+          {"expected_tokens", s.expected_tokens},
+          {"chosen_s", s.chosen_s},
+          {"handed_over_s", s.handed_over_s},
+          {"full_bytes", s.full_bytes},
           {"remote_tokens", s.remote_tokens},
           {"local_tokens", s.local_tokens},
           {"draft_tokens", s.draft_tokens},
@@ -271,7 +284,7 @@ Json CompletionFields(const Completion& c) {
         {"times", TimesJson(s.times)},
         {"modes", ModesJson(s.choice.modes)}}},
   };
-  if (s.remote.rounds > 0 || !s.remote.fallback.empty())
+  if (s.remote.rounds > 0 || !s.remote.fallback.empty() || !s.remote.plan.empty())
     json["stats"]["remote"] = RemoteJson(s.remote);
   return json;
 }

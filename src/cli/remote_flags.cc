@@ -75,10 +75,11 @@ std::string RemoteSummary(const RemoteStats& s) {
                                                : std::string("no stored draft KV");
   return fmt::format(
       "remote   {} tokens verified, {} computed here, last by {}; {}; {} rounds, {} of {} drafted "
-      "tokens accepted{}; {} bytes of rows, {} sessions, {} failed calls{}\n",
+      "tokens accepted{}; {} bytes of rows, {} sessions, {} failed calls{}{}\n",
       s.remote_tokens, s.local_tokens, OneLine(where), draft, s.rounds, s.accepted, s.drafted,
       s.drafted > 0 ? ", " + ChoiceOf(s) : "", s.rows_bytes, s.opened, s.failed_calls,
-      s.fallback.empty() ? "" : "; fallback: " + OneLine(s.fallback));
+      s.fallback.empty() ? "" : "; fallback: " + OneLine(s.fallback),
+      s.plan.empty() ? "" : fmt::format("\nway      {} ({})", s.plan, OneLine(s.reason)));
 }
 
 }  // namespace vericache::cli

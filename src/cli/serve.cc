@@ -195,6 +195,7 @@ CommandBody DeclareServe(Flags* flags) {
   DeclareApi(flags, s);
   s->model.Declare(flags);
   s->prefix.Declare(flags);
+  s->prefix.DeclarePlan(flags);
   s->decoding.DeclareDraft(flags);
   s->remote.Declare(flags);
   flags->Examples(kExamples);

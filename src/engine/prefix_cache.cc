@@ -164,16 +164,18 @@ PrefixHit PrefixCache::Find(absl::Span<const TokenId> prompt, std::string_view s
   return Finish(std::move(lookup));
 }
 
-std::optional<DraftKv> PrefixCache::FindDraftAlone(absl::Span<const TokenId> prompt,
-                                                   std::string_view salt, const DraftSpec& spec,
-                                                   double recompute_s) {
+PrefixCache::StoredDraft PrefixCache::FindDraftAlone(absl::Span<const TokenId> prompt,
+                                                     std::string_view salt, const DraftSpec& spec,
+                                                     double recompute_s) {
+  StoredDraft result;
   const std::optional<StoredPrefixes::Prompt> stored = PromptInStore(prompt, salt);
-  if (!stored.has_value() || !spec.enabled) return std::nullopt;
+  if (!stored.has_value() || !spec.enabled) return result;
   const Deadline deadline = DeadlineOf(recompute_s);
   const int64_t num_prompt = static_cast<int64_t>(prompt.size());
   // A prefix and its drafts are stored together: the names of its blocks tell how long it is.
   int64_t blocks = stored_->CountBlocks(*stored, deadline);
-  std::optional<DraftKv> draft;
+  result.full_tokens = blocks * kBlockTokens;
+  std::optional<DraftKv>& draft = result.draft;
   const int64_t open = blocks * kBlockTokens;
   if (open < num_prompt && num_prompt - open < kBlockTokens)
     draft = stored_->LoadDraft(*stored, num_prompt, num_prompt, spec, deadline);
@@ -187,10 +189,10 @@ std::optional<DraftKv> PrefixCache::FindDraftAlone(absl::Span<const TokenId> pro
   const std::lock_guard lock(stats_mutex_);
   ++stats_.lookups;
   stats_.looked_up_tokens += num_prompt;
-  if (!draft.has_value()) return draft;
+  if (!draft.has_value()) return result;
   ++stats_.store_hits;
   stats_.found_tokens += draft->num_tokens();
-  return draft;
+  return result;
 }
 
 void PrefixCache::Add(const Finding& finding) {

@@ -69,8 +69,16 @@ class PrefixCache {
   // its full KV: for a node that drafts far from it. Looks at whole blocks from the longest stored
   // beginning down, and at the prompt itself. recompute_s: as in PrefixRoom. THREADS: safe beside
   // everything else.
-  std::optional<DraftKv> FindDraftAlone(absl::Span<const TokenId> prompt, std::string_view salt,
-                                        const DraftSpec& spec, double recompute_s);
+  struct StoredDraft {
+    std::optional<DraftKv> draft;
+    int64_t full_tokens = 0;  // of the prompt, that the store seems to have full blocks of
+  };
+  StoredDraft FindDraftAlone(absl::Span<const TokenId> prompt, std::string_view salt,
+                             const DraftSpec& spec, double recompute_s);
+  // Of the prompt's first tokens, those whose full KV is in RAM now.
+  int64_t TokensInMemory(absl::Span<const TokenId> prompt, std::string_view salt) {
+    return memory_.Find(salt, prompt).num_tokens;
+  }
   // What is kept in RAM takes at most this from now on, and never more than
   // PrefixCacheOptions::memory_bytes.
   void LimitMemory(uint64_t bytes);

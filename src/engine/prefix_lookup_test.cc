@@ -191,12 +191,12 @@ TEST(PrefixLookup, ADraftAloneTakesAFewQuestionsAndNoReadTooMany) {
   backing.before_get = [&] { ++gets; };
   const auto cache = CacheOn(&backing);
   backing.questions = 0;
-  const std::optional<DraftKv> draft = cache->FindDraftAlone(tokens, "", spec, 0);
+  const std::optional<DraftKv> draft = cache->FindDraftAlone(tokens, "", spec, 0).draft;
   ASSERT_TRUE(draft.has_value());
   EXPECT_EQ(draft->num_tokens(), 128);
   EXPECT_EQ(backing.questions, 2) << "how long the prefix is, which drafts there are";
   EXPECT_EQ(gets, 2) << "the draft of the very prompt, which is not there, and the longest";
-  EXPECT_FALSE(cache->FindDraftAlone(tokens, "", *ParseDraftSpec("int4"), 0).has_value());
+  EXPECT_FALSE(cache->FindDraftAlone(tokens, "", *ParseDraftSpec("int4"), 0).draft.has_value());
 }
 
 TEST(PrefixLoader, LoadsInOrderAndTellsEachOnce) {

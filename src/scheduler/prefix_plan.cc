@@ -13,6 +13,8 @@ constexpr int64_t kChunkRows = 512;
 // A link that was never measured: slow enough that a far store is tried, fast enough that a near
 // one is.
 constexpr double kUnknownBytesPerSecond = 100e6;
+// Of a verifier's tokens a second, what is left beside a load: they share the link and this node.
+constexpr double kRemoteBesideLoad = 0.7;
 // Draft lengths that are compared: every one would be no better.
 constexpr int kLengths[] = {1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256};
 
@@ -30,13 +32,17 @@ class Planner {
   double Link(uint64_t bytes) const { return static_cast<double>(bytes) / bytes_per_s_; }
   double Prefill(int64_t begin, int64_t end) const { return PrefillSeconds(costs_, begin, end); }
   double DraftStep() const;
-  double Verify(int draft_len) const;
+  double Verify(int draft_len, int num_sharing) const;
   double TokenSeconds() const;
   PrefixEstimate Recompute() const;
   PrefixEstimate Load() const;
   PrefixEstimate DraftFirst() const;
   PrefixEstimate Remote() const;
+  PrefixEstimate RemotePlain() const;
+  PrefixEstimate BestRemote() const;
+  double RowSeconds() const;
   double Provisional() const;
+  PrefixWay PickWithVerifier(const PrefixPlan& plan) const;
   bool HasDraft() const { return in_.draft_tokens > 0 && in_.max_draft_len > 0; }
   std::string Reason(const PrefixPlan& plan) const;
 
@@ -45,24 +51,28 @@ class Planner {
   const double bytes_per_s_, queue_s_;
 };
 
+// Of a pass that all who decode here share.
 double Planner::DraftStep() const {
   PassShape shape;
-  shape.AddDraft(1, in_.draft_kv_bytes);
+  for (int i = 0; i < in_.num_active; ++i) shape.AddDraft(1, in_.draft_kv_bytes);
   return costs_.PassSeconds(shape);
 }
 
-double Planner::Verify(int draft_len) const {
+double Planner::Verify(int draft_len, int num_sharing) const {
   PassShape shape;
-  shape.AddFull(draft_len + 1, in_.prompt_tokens + draft_len, draft_len + 1);
+  for (int i = 0; i < num_sharing; ++i)
+    shape.AddFull(draft_len + 1, in_.prompt_tokens + draft_len, draft_len + 1);
   return costs_.PassSeconds(shape);
 }
 
 // Of a token where the full KV is here: plain, or in rounds of the best length.
 double Planner::TokenSeconds() const {
-  double best = Verify(0);
+  const int n = in_.num_active;
+  double best = Verify(0, n);
   for (const int len : kLengths) {
     if (len > in_.max_draft_len) break;
-    best = std::min(best, (len * DraftStep() + Verify(len)) / ExpectedEmitted(in_.agreement, len));
+    best =
+        std::min(best, (len * DraftStep() + Verify(len, n)) / ExpectedEmitted(in_.agreement, len));
   }
   return best;
 }
@@ -81,28 +91,43 @@ double Planner::Provisional() const {
 
 PrefixEstimate Planner::Recompute() const {
   PrefixEstimate e;
-  e.possible = true;
+  e.possible = in_.fits_here;
+  const double token_s = TokenSeconds();
+  e.tokens_per_s = 1 / token_s;
   e.first_s = Prefill(in_.known_tokens, in_.prompt_tokens);
-  e.last_s = e.first_s + static_cast<double>(in_.max_tokens - 1) * TokenSeconds();
+  e.last_s = e.first_s + static_cast<double>(in_.max_tokens - 1) * token_s;
   return e;
 }
 
 PrefixEstimate Planner::Load() const {
   PrefixEstimate e;
-  e.possible = in_.prefix_tokens > in_.known_tokens;
+  e.possible = in_.fits_here && in_.prefix_tokens > in_.known_tokens;
   if (!e.possible) return e;
   // One question how much there is, one for the blocks.
   const int64_t have = std::min(in_.prefix_tokens, in_.prompt_tokens - 1);
-  e.first_s =
-      queue_s_ + 2 * in_.round_trip_s + Link(in_.full_bytes) + Prefill(have, in_.prompt_tokens);
-  e.last_s = e.first_s + static_cast<double>(in_.max_tokens - 1) * TokenSeconds();
+  const double full_s = queue_s_ + 2 * in_.round_trip_s + Link(in_.full_bytes);
+  const double token_s = TokenSeconds();
+  e.tokens_per_s = 1 / token_s;
   e.link_bytes = in_.full_bytes;
+  e.first_s = full_s + Prefill(have, in_.prompt_tokens);
+  // A verifier answers meanwhile; what it has emitted is computed here with the prompt's rest.
+  const PrefixEstimate remote = BestRemote();
+  double emitted = 1;
+  double ready_s = e.first_s;
+  if (remote.possible && remote.first_s < full_s) {
+    e.first_s = remote.first_s;
+    emitted += (full_s - remote.first_s) * remote.tokens_per_s * kRemoteBesideLoad;
+    emitted = std::min(emitted, static_cast<double>(in_.max_tokens));
+    ready_s = full_s + Prefill(have, in_.prompt_tokens + static_cast<int64_t>(emitted));
+  }
+  e.last_s = ready_s + (static_cast<double>(in_.max_tokens) - emitted) * token_s;
   return e;
 }
 
 PrefixEstimate Planner::DraftFirst() const {
   PrefixEstimate e;
-  e.possible = in_.prefix_tokens > in_.known_tokens && HasDraft();
+  // With a verifier there is nothing to draft for: it verifies while blocks arrive.
+  e.possible = in_.fits_here && !in_.verifier && in_.prefix_tokens > in_.known_tokens && HasDraft();
   if (!e.possible) return e;
   const double draft_s = queue_s_ + 2 * in_.round_trip_s + Link(in_.draft_bytes);
   const double full_s = draft_s + in_.round_trip_s + Link(in_.full_bytes);
@@ -110,6 +135,7 @@ PrefixEstimate Planner::DraftFirst() const {
   const int64_t have = std::min(in_.prefix_tokens, in_.prompt_tokens - 1);
   const int64_t suffix = in_.prompt_tokens - have;
   const double token_s = TokenSeconds();
+  e.tokens_per_s = 1 / token_s;
   e.link_bytes = in_.full_bytes + in_.draft_bytes;
   e.last_s = std::numeric_limits<double>::infinity();
   for (const int len : kLengths) {
@@ -130,27 +156,56 @@ PrefixEstimate Planner::DraftFirst() const {
   return e;
 }
 
+// Of the link, for the exact rows of one token.
+double Planner::RowSeconds() const {
+  const double rows_per_s = in_.verifier_bytes_per_s > 0 ? in_.verifier_bytes_per_s : bytes_per_s_;
+  return static_cast<double>(in_.row_bytes) / rows_per_s;
+}
+
 PrefixEstimate Planner::Remote() const {
   PrefixEstimate e;
   e.possible = in_.verifier && HasDraft();
   if (!e.possible) return e;
-  const double rows_per_s = in_.verifier_bytes_per_s > 0 ? in_.verifier_bytes_per_s : bytes_per_s_;
-  const double start_s = queue_s_ + 2 * in_.round_trip_s + Link(in_.draft_bytes) + Provisional();
-  double best = std::numeric_limits<double>::infinity();
+  const double draft_s =
+      in_.draft_bytes == 0 ? 0 : queue_s_ + 2 * in_.round_trip_s + Link(in_.draft_bytes);
+  double first_round_s = 0;
   for (const int len : kLengths) {
     if (len > in_.max_draft_len) break;
     const double emitted = ExpectedEmitted(in_.agreement, len);
-    const double round_s = len * DraftStep() + in_.verifier_round_trip_s + Verify(len) +
-                           emitted * static_cast<double>(in_.row_bytes) / rows_per_s;
-    if (round_s / emitted >= best) continue;
-    best = round_s / emitted;
-    e.first_s = start_s + round_s;
-    e.last_s = e.first_s + std::max(0.0, static_cast<double>(in_.max_tokens) - emitted) * best;
+    const double round_s =
+        len * DraftStep() + in_.verifier_round_trip_s + Verify(len, 1) + emitted * RowSeconds();
+    if (emitted / round_s <= e.tokens_per_s) continue;
+    e.tokens_per_s = emitted / round_s;
     e.draft_len = len;
+    first_round_s = round_s;
   }
   e.possible = e.draft_len > 0;
+  if (in_.remote_tokens_per_s > 0) e.tokens_per_s = in_.remote_tokens_per_s;
+  e.first_s = std::max(in_.verifier_ready_s, draft_s + Provisional()) + first_round_s;
+  const double emitted = ExpectedEmitted(in_.agreement, e.draft_len);
+  e.last_s = e.first_s + std::max(0.0, static_cast<double>(in_.max_tokens) - emitted) /
+                             std::max(1e-9, e.tokens_per_s);
   e.link_bytes = in_.draft_bytes;
   return e;
+}
+
+PrefixEstimate Planner::RemotePlain() const {
+  PrefixEstimate e;
+  e.possible = in_.verifier;
+  if (!e.possible) return e;
+  const double tokens = std::max(1, in_.verifier_plain_tokens);
+  const double question_s = in_.verifier_round_trip_s + tokens * Verify(0, 1);
+  e.tokens_per_s =
+      in_.remote_plain_tokens_per_s > 0 ? in_.remote_plain_tokens_per_s : tokens / question_s;
+  e.first_s = in_.verifier_ready_s + question_s;
+  e.last_s = e.first_s + std::max(0.0, static_cast<double>(in_.max_tokens) - tokens) /
+                             std::max(1e-9, e.tokens_per_s);
+  return e;
+}
+
+PrefixEstimate Planner::BestRemote() const {
+  const PrefixEstimate drafts = Remote(), plain = RemotePlain();
+  return drafts.possible && drafts.last_s <= plain.last_s ? drafts : plain;
 }
 
 std::string Planner::Reason(const PrefixPlan& plan) const {
@@ -165,8 +220,9 @@ std::string Planner::Reason(const PrefixPlan& plan) const {
     before = ", ";
   }
   if (before[0] == ',') text += ")";
-  if (picked.last_s > plan.of(PrefixWay::kRecompute).last_s)
+  if (!in_.verifier && picked.last_s > plan.of(PrefixWay::kRecompute).last_s)
     absl::StrAppendFormat(&text, "; loading may take %.2f s", in_.patience_s);
+  if (!in_.fits_here) text += "; no room here for the full KV";
   if (plan.way == PrefixWay::kLoad && HasDraft() && plan.of(PrefixWay::kDraftFirst).possible)
     absl::StrAppendFormat(&text, "; a draft KV of %.0f%% would delay the blocks by %.2f s",
                           100.0 * static_cast<double>(in_.draft_bytes) /
@@ -175,9 +231,31 @@ std::string Planner::Reason(const PrefixPlan& plan) const {
   return text;
 }
 
+// Of two ways that stay there the faster one; another only where that gains more than the
+// predictions are worth.
+PrefixWay Planner::PickWithVerifier(const PrefixPlan& plan) const {
+  PrefixWay way = PrefixWay::kRemotePlain;
+  const PrefixEstimate& drafts = plan.of(PrefixWay::kRemote);
+  // Drafts are what the verifier has most room for.
+  if (drafts.possible && kVerifierIsLeftAt * drafts.last_s <= plan.of(way).last_s)
+    way = PrefixWay::kRemote;
+  double best_s = kVerifierIsLeftAt * BestRemote().last_s;
+  for (const PrefixWay here : {PrefixWay::kRecompute, PrefixWay::kLoad}) {
+    if (!plan.of(here).possible || plan.of(here).last_s >= best_s) continue;
+    best_s = plan.of(here).last_s;
+    way = here;
+  }
+  return way;
+}
+
 PrefixPlan Planner::Plan() const {
   PrefixPlan plan;
-  plan.estimates = {Recompute(), Load(), DraftFirst(), Remote()};
+  plan.estimates = {Recompute(), Load(), DraftFirst(), Remote(), RemotePlain()};
+  if (in_.verifier) {
+    plan.way = PickWithVerifier(plan);
+    plan.reason = Reason(plan);
+    return plan;
+  }
   const PrefixEstimate& load = plan.of(PrefixWay::kLoad);
   if (load.possible && load.first_s <= in_.patience_s) plan.way = PrefixWay::kLoad;
   for (int i = static_cast<int>(plan.way) + 1; i < kNumPrefixWays; ++i) {
@@ -198,6 +276,8 @@ const char* PrefixWayName(PrefixWay way) {
       return "load";
     case PrefixWay::kDraftFirst:
       return "draft-first";
+    case PrefixWay::kRemotePlain:
+      return "remote-plain";
     case PrefixWay::kRemote:
       break;
   }

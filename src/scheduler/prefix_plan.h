@@ -6,8 +6,11 @@
 //   draft-first   the draft KV comes first; while the full blocks arrive the request drafts on it,
 //                 and one pass verifies that draft when they are here
 //   remote        the draft KV comes alone, a verifier next to the store has the full KV
+//   remote-plain  nothing comes: the verifier decodes
 //
-// Picked is the way with the earliest last token; none changes what the tokens are.
+// Picked is the way with the earliest last token; none changes what the tokens are. Where there is
+// a verifier it answers while full blocks arrive, so loading delays nothing; and it is left only
+// for what is clearly faster.
 #pragma once
 
 #include <array>
@@ -18,18 +21,20 @@
 
 namespace vericache {
 
-enum class PrefixWay : uint8_t { kRecompute, kLoad, kDraftFirst, kRemote };
-inline constexpr int kNumPrefixWays = 4;
+enum class PrefixWay : uint8_t { kRecompute, kLoad, kDraftFirst, kRemote, kRemotePlain };
+inline constexpr int kNumPrefixWays = 5;
+// The time that a verifier's answer may take, of that of another way, before it is left for that.
+inline constexpr double kVerifierIsLeftAt = 0.95;
 const char* PrefixWayName(PrefixWay way);  // "recompute", "load", ...: stable, used in --json
 
 struct PrefixPlanInput {
   int64_t prompt_tokens = 0;  // >= 1
-  int64_t known_tokens = 0;   // rows that are here already
+  int64_t known_tokens = 0;   // rows that are here already, or in this node's RAM
   int64_t prefix_tokens = 0;  // that the store has full blocks of; 0: none
   int64_t draft_tokens = 0;   // positions of the stored draft KV; 0: there is none
   uint64_t full_bytes = 0;    // of the full blocks,
   uint64_t draft_bytes = 0;   // of the draft KV, both over the link
-  int64_t max_tokens = 1;     // of the answer, >= 1
+  int64_t max_tokens = 1;     // that the answer will have, >= 1; the prompt's are not among them
 
   double link_bytes_per_s = 0;  // of the store, for this request; 0: not known
   double round_trip_s = 0;      // of the store
@@ -46,13 +51,21 @@ struct PrefixPlanInput {
   double verifier_round_trip_s = 0;
   double verifier_bytes_per_s = 0;  // of exact rows that come back; 0: as the store's
   int64_t row_bytes = 0;            // of one token's full K/V
+  double verifier_ready_s = 0;      // until it has the prompt's K/V
+  int verifier_plain_tokens = 16;   // of a question without a draft
+  // Tokens a second as measured; 0: predicted, as if the verifier's machine were this one.
+  double remote_tokens_per_s = 0, remote_plain_tokens_per_s = 0;
+
+  bool fits_here = true;  // this node has room for the full KV
+  int num_active = 1;     // requests that decode here, this one included
 };
 
 struct PrefixEstimate {
   bool possible = false;
-  double first_s = 0;  // until the first verified token
-  double last_s = 0;   // until the last one
-  int draft_len = 0;   // draft-first: tokens drafted while blocks arrive; remote: a round's
+  double first_s = 0;       // until the first verified token
+  double last_s = 0;        // until the last one
+  int draft_len = 0;        // draft-first: tokens drafted while blocks arrive; remote: a round's
+  double tokens_per_s = 0;  // behind the first ones
   uint64_t link_bytes = 0;
 };
 

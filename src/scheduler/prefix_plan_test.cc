@@ -1,7 +1,11 @@
 // Which way a prefix is had, on made-up machines and links. No clocks.
 #include "scheduler/prefix_plan.h"
 
+#include <algorithm>
+#include <set>
+
 #include "gtest/gtest.h"
+#include "scheduler/answer_length.h"
 
 namespace vericache {
 namespace {
@@ -13,6 +17,19 @@ CostModel Costs() {
   guess.output_s = 0.005;
   guess.row_s = 0.004;
   guess.logit_row_s = 0.0005;
+  guess.full_token_s = 1e-7;
+  guess.attention_s = 7e-7;
+  guess.draft_byte_s = 1e-10;
+  return CostModel(guess, 1e9);
+}
+
+// The same where drafting pays: a step on the draft KV is half of a plain one.
+CostModel DraftingCosts() {
+  PassGuess guess;
+  guess.pass_s = 0.006;
+  guess.output_s = 0.006;
+  guess.row_s = 0.001;
+  guess.logit_row_s = 0.0003;
   guess.full_token_s = 1e-7;
   guess.attention_s = 7e-7;
   guess.draft_byte_s = 1e-10;
@@ -32,6 +49,16 @@ PrefixPlanInput Prefix(int64_t tokens, double mbit) {
   in.agreement = 0.9;
   in.max_draft_len = 256;
   in.row_bytes = 12288;
+  return in;
+}
+
+PrefixPlanInput WithVerifier(int64_t tokens, double mbit, int64_t max_tokens = 128) {
+  PrefixPlanInput in = Prefix(tokens, mbit);
+  in.max_tokens = max_tokens;
+  in.draft_bytes = 0;  // it is here
+  in.verifier = true;
+  in.verifier_round_trip_s = 0.02;
+  in.remote_plain_tokens_per_s = 10;  // measured: it has others to serve
   return in;
 }
 
@@ -98,14 +125,111 @@ TEST(PrefixPlan, ASaturatedLinkIsLeftToOthers) {
 }
 
 TEST(PrefixPlan, AVerifierTakesOverWhereTheLinkIsSlow) {
-  PrefixPlanInput in = Prefix(16384, 100);
-  in.verifier = true;
-  in.verifier_round_trip_s = 0.01;
-  const PrefixPlan plan = PlanPrefix(in, Costs());
+  PrefixPlanInput in = WithVerifier(16384, 100);
+  in.draft_bytes = in.full_bytes / 8;
+  const PrefixPlan plan = PlanPrefix(in, DraftingCosts());
   EXPECT_EQ(plan.way, PrefixWay::kRemote) << plan.reason;
-  EXPECT_LT(plan.of(PrefixWay::kRemote).first_s, plan.of(PrefixWay::kLoad).first_s / 4);
+  EXPECT_LT(plan.of(PrefixWay::kRemote).last_s, plan.of(PrefixWay::kLoad).last_s / 2);
   in.link_bytes_per_s = 10e9 / 8;
-  EXPECT_NE(PlanPrefix(in, Costs()).way, PrefixWay::kRemote);
+  EXPECT_NE(PlanPrefix(in, DraftingCosts()).way, PrefixWay::kRemote);
+}
+
+// Each way is the best one somewhere, and what is picked is never far from the best.
+TEST(PrefixPlan, WithAVerifierNoWayIsMuchBetterThanThePickedOne) {
+  std::set<PrefixWay> picked;
+  for (const int64_t tokens : {64, 256, 1024, 4096, 8192, 16384})
+    for (const double mbit : {10.0, 100.0, 300.0, 1000.0, 10000.0})
+      for (const int64_t max_tokens : {1, 16, 128, 1000})
+        for (const double round_trip_s : {0.001, 0.02, 0.2, 1.0})
+          for (const double agreement : {0.2, 0.9})
+            for (const bool stored : {false, true}) {
+              PrefixPlanInput in = WithVerifier(tokens, mbit, max_tokens);
+              in.verifier_round_trip_s = round_trip_s;
+              in.remote_plain_tokens_per_s = 0;
+              in.agreement = agreement;
+              in.round_trip_s = round_trip_s / 2;
+              if (!stored) in.prefix_tokens = in.draft_tokens = 0;
+              const PrefixPlan plan = PlanPrefix(in, DraftingCosts());
+              picked.insert(plan.way);
+              ASSERT_TRUE(plan.of(plan.way).possible) << plan.reason;
+              EXPECT_FALSE(plan.of(PrefixWay::kDraftFirst).possible);
+              double best_s = 1e9;
+              for (const PrefixEstimate& e : plan.estimates)
+                if (e.possible) best_s = std::min(best_s, e.last_s);
+              EXPECT_LE(0.95 * plan.of(plan.way).last_s, best_s) << plan.reason;
+              // What is not clearly faster here stays there.
+              const double here_s = plan.of(plan.way).last_s;
+              const double there_s = std::min(
+                  plan.of(PrefixWay::kRemotePlain).last_s,
+                  plan.of(PrefixWay::kRemote).possible ? plan.of(PrefixWay::kRemote).last_s : 1e9);
+              if (plan.way == PrefixWay::kLoad || plan.way == PrefixWay::kRecompute) {
+                EXPECT_LT(here_s, 0.95 * there_s) << plan.reason;
+              }
+            }
+  EXPECT_EQ(picked, (std::set<PrefixWay>{PrefixWay::kRecompute, PrefixWay::kLoad,
+                                         PrefixWay::kRemote, PrefixWay::kRemotePlain}));
+}
+
+TEST(PrefixPlan, AVerifierAnswersWhileBlocksArrive) {
+  const PrefixPlan plan = PlanPrefix(WithVerifier(4096, 1000), DraftingCosts());
+  EXPECT_EQ(plan.way, PrefixWay::kLoad) << plan.reason;
+  EXPECT_EQ(plan.of(PrefixWay::kLoad).first_s, plan.of(PrefixWay::kRemote).first_s);
+  PrefixPlanInput alone = WithVerifier(4096, 1000);
+  alone.verifier = false;
+  EXPECT_LT(plan.of(PrefixWay::kLoad).last_s,
+            PlanPrefix(alone, DraftingCosts()).of(PrefixWay::kLoad).last_s);
+}
+
+TEST(PrefixPlan, AShortAnswerIsOverBeforeItsBlocksAreHere) {
+  EXPECT_EQ(PlanPrefix(WithVerifier(4096, 1000, 8), DraftingCosts()).way, PrefixWay::kRemote);
+  EXPECT_EQ(PlanPrefix(WithVerifier(16384, 100, 128), DraftingCosts()).way, PrefixWay::kRemote);
+}
+
+TEST(PrefixPlan, MeasuredRatesOfAVerifierCount) {
+  PrefixPlanInput in = WithVerifier(4096, 1000, 1000);
+  in.remote_tokens_per_s = 1000;
+  EXPECT_EQ(PlanPrefix(in, DraftingCosts()).way, PrefixWay::kRemote);
+  in.remote_plain_tokens_per_s = 2000;
+  EXPECT_EQ(PlanPrefix(in, DraftingCosts()).way, PrefixWay::kRemotePlain);
+  in.remote_tokens_per_s = in.remote_plain_tokens_per_s = 2;
+  EXPECT_EQ(PlanPrefix(in, DraftingCosts()).way, PrefixWay::kLoad);
+  in.known_tokens = in.prompt_tokens - 1;  // in this node's RAM
+  EXPECT_EQ(PlanPrefix(in, DraftingCosts()).way, PrefixWay::kRecompute);
+}
+
+TEST(PrefixPlan, WhatFindsNoRoomHereStaysAtTheVerifier) {
+  PrefixPlanInput in = WithVerifier(4096, 10000);
+  in.remote_tokens_per_s = in.remote_plain_tokens_per_s = 1;
+  EXPECT_EQ(PlanPrefix(in, DraftingCosts()).way, PrefixWay::kLoad);
+  in.fits_here = false;
+  const PrefixPlan plan = PlanPrefix(in, DraftingCosts());
+  EXPECT_GE(plan.way, PrefixWay::kRemote);
+  EXPECT_NE(plan.reason.find("no room here"), std::string::npos) << plan.reason;
+}
+
+// Many at once share passes here, and one link.
+TEST(PrefixPlan, OthersMakeThisNodeAndItsLinkSlower) {
+  PrefixPlanInput in = WithVerifier(8192, 10000);
+  EXPECT_EQ(PlanPrefix(in, DraftingCosts()).way, PrefixWay::kLoad);
+  const double alone = PlanPrefix(in, DraftingCosts()).of(PrefixWay::kLoad).tokens_per_s;
+  in.num_active = 16;
+  in.remote_tokens_per_s = PlanPrefix(in, DraftingCosts()).of(PrefixWay::kRemote).tokens_per_s;
+  EXPECT_LT(PlanPrefix(in, DraftingCosts()).of(PrefixWay::kLoad).tokens_per_s, alone);
+  in = WithVerifier(8192, 10000);
+  in.link_queue_bytes = uint64_t{10} << 30;
+  EXPECT_EQ(PlanPrefix(in, DraftingCosts()).way, PrefixWay::kRemote);
+}
+
+TEST(AnswerLengthTest, ALimitIsAnUpperBoundOnly) {
+  AnswerLength length;
+  EXPECT_EQ(length.Expected(1), 1);
+  EXPECT_GT(length.Expected(32), 28);
+  EXPECT_NEAR(length.Expected(1 << 20), 256, 1);
+  for (int i = 0; i < 100; ++i) length.Observe(20, true);
+  EXPECT_NEAR(length.Expected(1000), 25, 8);
+  for (int i = 0; i < 100; ++i) length.Observe(500, false);  // cut off by their limits
+  EXPECT_GT(length.Expected(10000), 1000);
+  EXPECT_LE(length.Expected(100), 100);
 }
 
 TEST(PrefixPlan, RowsThatAreKnownNeedNotBeComputedNorLoaded) {

@@ -71,8 +71,10 @@ class RemoteCosts {
   void ObserveQuestion(const RemoteQuestion& question);
   RemoteLength Choose(const AcceptanceEstimate& acceptance, double prior_mean,
                       const RemoteLengthLimits& limits) const;
+  int64_t num_questions() const { return num_questions_; }  // observed so far
 
  private:
+  int64_t num_questions_ = 0;
   double step_s_;        // of one pass, as a request sees it
   double share_s_;       // of it, for one request
   LineFit link_;         // seconds away from both nodes, by tokens that came back

@@ -139,6 +139,8 @@ struct Metrics::Families {
       NewCounter("vericache_remote_choices_total", "Choices whose full KV a verifier had");
   Counter& remote_begun = remote_choices.Add({{"event", "begun"}});
   Counter& remote_fallbacks = remote_choices.Add({{"event", "fallback"}});
+  Family<Counter>& remote_ways = NewCounter(
+      "vericache_remote_ways_total", "Choices that a verifier had, by the way picked for them");
   Family<Counter>& remote_calls =
       NewCounter("vericache_remote_calls_total", "Calls of verifiers, by outcome");
   Counter& remote_opened = remote_calls.Add({{"outcome", "opened"}});
@@ -157,6 +159,7 @@ struct Metrics::Families {
       NewCounter("vericache_remote_bytes_total", "What came over the link, by kind");
   Counter& remote_row_bytes = remote_bytes.Add({{"kind", "rows"}});
   Counter& remote_draft_bytes = remote_bytes.Add({{"kind", "drafts"}});
+  Counter& remote_full_bytes = remote_bytes.Add({{"kind", "full"}});
   Histogram& remote_round_trip = NewHistogram("vericache_remote_question_seconds",
                                               "From a question to its reply", kShortSeconds);
   Family<Gauge>& verifiers = NewGauge("vericache_remote_verifiers", "Verifiers, by state");
@@ -192,8 +195,11 @@ void Metrics::Families::FollowRemote(const RemoteServiceStats& s) {
       {&remote_provisional, s.provisional_rows},
       {&remote_row_bytes, s.rows_bytes},
       {&remote_draft_bytes, s.fetched_draft_bytes},
+      {&remote_full_bytes, s.full_bytes},
   };
   for (const auto& [counter, total] : totals) Follow(counter, total);
+  for (const auto& [way, total] : s.ways)
+    Follow(&remote_ways.Add({{"way", way}}), static_cast<double>(total));
 }
 
 void Metrics::Families::FollowStats(const ServiceStats& s) {

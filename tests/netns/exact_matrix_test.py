@@ -97,6 +97,23 @@ class Place(unittest.TestCase):
                 if lacks:
                     self.assertNotIn(lacks, said)
 
+    def ask_server(self, node, cached=True):
+        for (question, sampling), plain in self.plain.items():
+            text = self.prefix.read_text("utf-8") + "\n\n" + question
+            body = {"messages": [{"role": "user", "content": text}], "max_tokens": NUM_TOKENS,
+                    "model": "m", "temperature": float(sampling[1]) if sampling else 0,
+                    "seed": int(sampling[3]) if sampling else 0, "ignore_eos": True,
+                    "vericache": {"receipt": True}}
+            done = node.run([sys.executable, "-c", POST,
+                             "http://127.0.0.1:8080/v1/chat/completions"],
+                            check=True, text=json.dumps(body))
+            usage = json.loads(done.stdout)["usage"]
+            receipt = usage["vericache"]["receipt"]
+            self.assertEqual((receipt["token_ids"], receipt["logits_hash"]), plain)
+            type(self).compared += 1
+            from_store = usage["prompt_tokens_details"]["cached_tokens"]
+            self.assertTrue(cached is None or from_store > 0)
+
     def url(self, node):
         return far_side.redis_url(node.reach(far_side.REDIS_PORT))
 
@@ -108,13 +125,13 @@ class Place(unittest.TestCase):
         self.addCleanup(process.kill)
         return process
 
-    def remote(self, node, *ports):
+    def remote(self, node, *ports, plan="remote"):
         """Flags of a node that drafts for verifiers on these ports."""
         urls = ["http://{}:{}".format(*node.reach(port)) for port in ports]
         key = self.folder / "key"
         key.write_text(far_side.KEY + "\n")
         return ("--verifier", ",".join(urls), "--verifier-key-file", key, "--prefix-store",
-                self.url(node), "--prefix-store-mode", "ro")
+                self.url(node), "--prefix-store-mode", "ro", "--prefix-plan", plan)
 
 
 class Local(Place):
@@ -164,22 +181,6 @@ class Local(Place):
             finally:
                 self.assertEqual(server.stop(), 0, f"start {start}")
 
-    def ask_server(self, node):
-        for (question, sampling), plain in self.plain.items():
-            text = self.prefix.read_text("utf-8") + "\n\n" + question
-            body = {"messages": [{"role": "user", "content": text}], "max_tokens": NUM_TOKENS,
-                    "model": "m", "temperature": float(sampling[1]) if sampling else 0,
-                    "seed": int(sampling[3]) if sampling else 0, "ignore_eos": True,
-                    "vericache": {"receipt": True}}
-            done = node.run([sys.executable, "-c", POST,
-                             "http://127.0.0.1:8080/v1/chat/completions"],
-                            check=True, text=json.dumps(body))
-            usage = json.loads(done.stdout)["usage"]
-            receipt = usage["vericache"]["receipt"]
-            self.assertEqual((receipt["token_ids"], receipt["logits_hash"]), plain)
-            type(self).compared += 1
-            self.assertGreater(usage["prompt_tokens_details"]["cached_tokens"], 0)
-
 
 class Remote(Place):
     def test_two_nodes_draft_for_one_verifier(self):
@@ -190,6 +191,41 @@ class Remote(Place):
                                           r"draft KV of \d+ tokens", lacks="fallback")
                          for node in self.nodes]:
                 done.result()
+
+    def test_every_way_with_a_verifier(self):
+        """By choice the node goes on by itself, at once or when its blocks are here."""
+        self.verifier(8091)
+        node = self.network.add_node("1gbit", delay_ms=5)
+        for plan, says in (("remote", "0 computed here.*\nway +remote "),
+                           ("remote-plain", "0 of 0 drafted.*\nway +remote-plain "),
+                           ("load", "\nway +load "),
+                           ("recompute", r"[1-9]\d* computed here.*\nway +recompute "),
+                           ("auto", r"\nway +(remote|remote-plain|load|recompute) \(")):
+            self.same(node, *self.remote(node, 8091, plan=plan), says=says, lacks="fallback")
+        # So slow that its blocks are here before its end, in one try of some.
+        for _ in range(8):
+            found, _, said = self.answer(node, QUESTIONS[0], GREEDY, "--draft", DRAFT,
+                                         "--draft-len", 1, *self.remote(node, 8091, plan="load"))
+            self.assertEqual(found, self.plain[QUESTIONS[0], GREEDY])
+            type(self).compared += 1
+            if re.search(r"remote +[1-9]\d* tokens verified, [1-9]\d* computed here", said):
+                break
+        else:
+            self.fail(said)
+
+    def test_a_server_hands_over_by_choice(self):
+        self.verifier(8091)
+        node = self.network.add_node("1gbit", delay_ms=5)
+        for plan in ("load", "recompute", "auto"):
+            command = [binary, "serve", "-m", model, "--draft", DRAFT,
+                       *self.remote(node, 8091, plan=plan)]
+            server = far_side.Process(node, self.folder / "node", command, 8080, "127.0.0.1",
+                                      env=clean_environment())
+            try:
+                for _ in range(3):
+                    self.ask_server(node, cached=None)
+            finally:
+                self.assertEqual(server.stop(), 0, plan)
 
     def test_full_blocks_do_not_cross_the_link(self):
         self.verifier(8091)

@@ -41,6 +41,9 @@ class RemoteDraftTest : public PrefixFixture {
   std::unique_ptr<Engine> ServingNode() {
     EngineOptions options = WithStore();
     options.prefix_store_mode = "ro";
+    options.prefix_plan = plan_;
+    options.kv_memory = kv_memory_;
+    options.kv_dir = testing::TempDir();
     return Load(options);
   }
   static Request Question(const std::string& draft, uint64_t seed, int64_t max_tokens = 40) {
@@ -70,6 +73,8 @@ class RemoteDraftTest : public PrefixFixture {
     return stats;
   }
 
+  std::string plan_ = "auto";
+  uint64_t kv_memory_ = 0;
   std::unique_ptr<Engine> plain_;
   std::unique_ptr<VerifierHost> host_;
 };
@@ -344,6 +349,86 @@ TEST_F(RemoteDraftTest, MeasuredLengthsGiveTheSameAnswers) {
     }
   }
   EXPECT_GT(num_drafted, 0);
+}
+
+// Each way that a choice may take, and going on here in the middle of an answer.
+TEST_F(RemoteDraftTest, EveryWayAndEveryHandOverGivesTheSameAnswers) {
+  Push({kSpecs, kSpecs + std::size(kSpecs) - 1});
+  for (const char* plan : {"remote", "remote-plain", "load", "draft-first", "recompute"}) {
+    plan_ = plan;
+    const bool here = plan_ == "load" || plan_ == "draft-first" || plan_ == "recompute";
+    int num_handed_over = 0;
+    for (size_t i = 0; i < std::size(kSpecs); ++i) {
+      for (const int64_t least : {0, 1, 17}) {
+        Request request = Question(kSpecs[i], 200 + i, 50);
+        request.ignore_eos = true;
+        if ((i + least) % 2 == 1) {
+          request.sampling.temperature = 0.9f;
+          request.sampling.seed = i;
+          request.sampling.frequency_penalty = 0.3f;
+          request.sampling.repetition_penalty = 1.1f;
+        }
+        RemoteOptions options;
+        options.early_tokens = static_cast<int>(i % 3);
+        options.least_tokens_for_tests = least;
+        // So slow that blocks are here before the answer is over, nearly always.
+        FaultyVerifier slow(host_.get());
+        slow.lies = [&](int, RemoteVerified*) {
+          if (here) std::this_thread::sleep_for(std::chrono::milliseconds(20));
+        };
+        const RemoteStats stats = ExpectSame(request, {&slow}, options);
+        const std::string what = std::string(plan) + " " + kSpecs[i] + " " + std::to_string(least);
+        EXPECT_EQ(stats.fallback, "") << what;
+        EXPECT_EQ(stats.remote_tokens + stats.local_tokens, 50) << what;
+        const bool stored = request.draft != "off" || plan_ == "recompute";
+        num_handed_over += stats.local_tokens > 0;
+        EXPECT_TRUE(stats.local_tokens == 0 || (here && stored)) << what;
+        EXPECT_TRUE(stats.full_bytes == 0 || (here && stored && plan_ != "recompute")) << what;
+        EXPECT_GE(stats.remote_tokens, least) << what;
+        EXPECT_TRUE(plan_ != "remote-plain" || stats.drafted == 0) << what;
+        EXPECT_NE(stats.reason.find("asked for"), std::string::npos) << what;
+      }
+    }
+    EXPECT_EQ(num_handed_over > 0, here) << plan;
+  }
+  EXPECT_EQ(host_->stats().sessions, 0);
+}
+
+// By itself a node whose store may be anywhere leaves the answer to the verifier.
+TEST_F(RemoteDraftTest, WithoutAMeasuredLinkTheVerifierAnswers) {
+  Push({"h2o:0.3"});
+  const RemoteStats stats = ExpectSame(Question("h2o:0.3", 3), {host_.get()});
+  EXPECT_EQ(stats.local_tokens, 0);
+  EXPECT_TRUE(stats.estimates.empty());
+}
+
+TEST_F(RemoteDraftTest, WithoutRoomForTheFullKvTheVerifierAnswers) {
+  Push({"h2o:0.3"});
+  plan_ = "load";
+  Request request = Ask(TestPrompt(kPrefix, 1) + TestPrompt(700, 3), "h2o:0.3", 40);
+  request.ignore_eos = true;
+  kv_memory_ = uint64_t{64} << 20;
+  EXPECT_EQ(ExpectSame(request, {host_.get()}).reason.find("no room here"), std::string::npos);
+  kv_memory_ = uint64_t{96} << 10;  // less than the prompt's K/V
+  ASSERT_LT(kv_memory_, plain_->info().kv_bytes_per_token * 892);
+  const RemoteStats stats = ExpectSame(request, {host_.get()});
+  EXPECT_EQ(stats.local_tokens, 0);
+  EXPECT_NE(stats.reason.find("no room here"), std::string::npos) << stats.reason;
+}
+
+// What is on its way when the last verifier is lost is not waited for; the answer goes on here.
+TEST_F(RemoteDraftTest, AVerifierLostWhileBlocksArrive) {
+  Push({"h2o:0.3"});
+  plan_ = "load";
+  for (const int last : {1, 2, 3}) {
+    FaultyVerifier dies(host_.get());
+    dies.is_dead = [last](int call) { return call >= last; };
+    RemoteOptions options;
+    options.least_tokens_for_tests = 30;
+    const RemoteStats stats = ExpectSame(Question("h2o:0.3", 21), {&dies}, options);
+    EXPECT_EQ(stats.fallback, "faulty: dead");
+    EXPECT_EQ(stats.remote_tokens + stats.local_tokens, 40);
+  }
 }
 
 TEST_F(RemoteDraftTest, AVerifierOfAnotherModelIsRefused) {

@@ -93,6 +93,8 @@ class ServingRemoteTest : public PrefixFixture {
   std::unique_ptr<CompletionService> Serve(ServiceOptions options = {}) {
     EngineOptions engine = WithStore();
     engine.prefix_store_mode = "ro";
+    engine.prefix_plan = plan_;
+    engine.prefix_memory_bytes = prefix_memory_;
     engine.kv_memory = kv_memory_;
     engine.kv_dir = testing::TempDir();
     for (const auto& verifier : verifiers_) options.verifiers.push_back(verifier);
@@ -161,7 +163,8 @@ class ServingRemoteTest : public PrefixFixture {
     return count;
   }
 
-  uint64_t kv_memory_ = 0;
+  std::string plan_ = "auto";
+  uint64_t kv_memory_ = 0, prefix_memory_ = 0;
   std::unique_ptr<Engine> alone_;
   std::vector<std::shared_ptr<SwitchedVerifier>> verifiers_{
       std::make_shared<SwitchedVerifier>("first"), std::make_shared<SwitchedVerifier>("second")};
@@ -318,6 +321,103 @@ TEST_F(ServingRemoteTest, WhatAllShareCrossesTheLinkOnce) {
   EXPECT_EQ(stats.fetched_drafts, 1);
   EXPECT_EQ(stats.shared_drafts, 7);
   EXPECT_GT(stats.draft_bytes, 0u);
+}
+
+// By each way, with and without a budget, at once and in the middle of an answer.
+TEST_F(ServingRemoteTest, EveryWayAndEveryHandOverGivesTheSameAnswers) {
+  Push({kSpecs, kSpecs + std::size(kSpecs) - 1});
+  for (const char* plan : {"remote", "remote-plain", "load", "recompute"}) {
+    for (const uint64_t budget : {uint64_t{0}, uint64_t{64} << 20}) {
+      for (const int64_t least : {0, 7}) {
+        plan_ = plan;
+        kv_memory_ = budget;
+        prefix_memory_ = uint64_t{16} << 20;
+        ServiceOptions options;
+        options.remote.least_tokens_for_tests = least;
+        const std::vector<ServeRequest> requests = MixedQuestions(16);
+        const auto service = Serve(options);
+        const auto sinks = SubmitAll(service.get(), requests);
+        ExpectAll(requests, sinks);
+        service->Stop(1e9);
+        const ServiceStats stats = service->stats();
+        const std::string what =
+            std::string(plan) + " " + std::to_string(budget) + " " + std::to_string(least);
+        EXPECT_EQ(stats.failed + stats.remote.fallbacks + stats.remote.failed_calls, 0) << what;
+        std::map<std::string, int64_t> ways;
+        for (const auto& [way, count] : stats.remote.ways) ways[way] = count;
+        const bool here = plan_ == "load" || plan_ == "recompute";
+        EXPECT_EQ(CountRemote(sinks, requests) < stats.remote.requests, here) << what;
+        EXPECT_EQ(ways[plan_] > 0, here || plan_ == "remote" || plan_ == "remote-plain") << what;
+        // All begin alike: what one has loaded the others find in RAM.
+        EXPECT_EQ(stats.remote.full_bytes > 0, plan_ == "load") << what;
+        EXPECT_TRUE(plan_ != "remote-plain" || stats.remote.drafted_tokens == 0) << what;
+        for (const auto& verifier : verifiers_)
+          while (verifier->stats().sessions > 0) std::this_thread::yield();
+      }
+    }
+  }
+}
+
+// By itself: what this node's RAM has need not be asked for far away.
+TEST_F(ServingRemoteTest, ASlowVerifierIsLeftForWhatIsInRam) {
+  Push({"h2o:0.3"});
+  verifiers_.resize(1);
+  verifiers_[0]->on_verify = [](int, const RemoteVerify&) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  };
+  prefix_memory_ = uint64_t{64} << 20;
+  const auto service = Serve();
+  ServeRequest here = Question("h2o:0.3", 1);
+  here.logprobs = true;  // computed here, and kept
+  ExpectAll({here}, SubmitAll(service.get(), {here}));
+  EXPECT_EQ(service->stats().remote.requests, 0);
+  const std::vector<ServeRequest> next = {Question("h2o:0.3", 2, 100)};
+  const auto sinks = SubmitAll(service.get(), next);
+  ExpectAll(next, sinks);
+  const RemoteStats stats = sinks[0]->Wait().end->completion.stats.remote;
+  EXPECT_EQ(stats.plan, "recompute") << stats.reason;
+  EXPECT_EQ(stats.fallback, "");
+  EXPECT_GT(stats.local_tokens, 0);
+  EXPECT_FALSE(stats.estimates.empty());
+  EXPECT_GT(stats.handed_over_s, 0);
+  EXPECT_EQ(service->stats().remote.full_bytes, 0u);
+}
+
+// One link: who begins like one that is loading waits for that, at the verifier.
+TEST_F(ServingRemoteTest, AlikeRequestsLoadTheirBlocksOnce) {
+  Push({"h2o:0.3"});
+  plan_ = "load";
+  prefix_memory_ = uint64_t{64} << 20;
+  const auto service = Serve();
+  std::vector<ServeRequest> requests;
+  for (int i = 0; i < 6; ++i) requests.push_back(Question("h2o:0.3", 400 + i, 60));
+  ExpectAll(requests, SubmitAll(service.get(), requests));
+  const ServiceStats stats = service->stats();
+  EXPECT_EQ(stats.remote.full_bytes, kPrefix * alone_->info().kv_bytes_per_token);
+}
+
+TEST_F(ServingRemoteTest, AClientThatLeavesWhileItsBlocksArrive) {
+  Push({"h2o:0.3"});
+  plan_ = "load";
+  verifiers_.resize(1);
+  Gate gate;
+  std::atomic<bool> asked{false};
+  verifiers_[0]->on_verify = [&](int, const RemoteVerify&) {
+    asked = true;
+    gate.Wait();
+  };
+  ServiceOptions options;
+  options.remote.least_tokens_for_tests = 5;  // its blocks are here, and it is not let go
+  const auto service = Serve(options);
+  auto sink = std::make_shared<Collector>();
+  const auto id = service->Submit(Question("h2o:0.3", 1), sink);
+  ASSERT_TRUE(id.ok()) << id.status();
+  while (!asked) std::this_thread::yield();
+  service->Cancel(*id);
+  EXPECT_TRUE(absl::IsCancelled(sink->Wait().end->status));
+  gate.Open();
+  service->Stop(0);
+  EXPECT_EQ(service->stats().cancelled, 1);
 }
 
 // Without room for draft KV the verifier decodes.

@@ -1,0 +1,65 @@
+// A request as the loop knows it, a verifier, and what a worker brings back (internal to
+// remote_loop*.cc).
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "api/remote_loop.h"
+#include "engine/prefix_loader.h"
+
+namespace vericache {
+
+struct RemoteLoop::Peer {
+  RemoteVerifier* verifier = nullptr;
+  CircuitBreaker breaker;
+  int num_jobs = 0;
+  bool is_lost = false;  // to some request, since it was last of use
+  explicit Peer(RemoteVerifier* v, const BreakerOptions& options) : verifier(v), breaker(options) {}
+};
+
+struct RemoteLoop::Job {
+  RemoteId id = 0;
+  RemoteJob state;
+  RemoteHooks hooks;
+  bool cancelled = false;
+  Fetch fetch = Fetch::kWanted;
+  bool calling = false;     // a call is under way
+  int64_t peer = -1;        // < 0: none is chosen
+  std::vector<bool> lost;   // [peers]
+  int failures = 0;         // of the current one, since it was last of use
+  std::string session;      // "": none is open
+  bool first_reply = true;  // of the session: its question waited for the prompt
+  std::string why;          // the last thing that failed
+  double progress_s = 0;    // when the verifier last was seen to compute the prompt
+  int64_t prompt_done = -1;
+  double added_s = 0, ask_s = 0;
+  // Which way it goes (remote_loop_ways.cc).
+  int64_t stored_tokens = 0;  // that the store has full blocks of, as far as is known
+  bool looked_at = false, settled = false;
+  PrefixWay way = PrefixWay::kRemote;
+  bool plain = false;                // asked for: the verifier decodes
+  bool leaves = false;               // it goes on here as soon as nothing is loading
+  std::shared_ptr<PrefixLoad> load;  // of its full blocks
+  RequestTimes times;
+
+  Job(const EngineAccess::Impl* impl, std::unique_ptr<Sequence> s, const Request& request)
+      : state(impl, std::move(s), request) {}
+  bool asking() const { return calling && !session.empty(); }
+};
+
+// What a worker has brought back.
+struct RemoteLoop::Event {
+  enum class Kind : uint8_t { kDraft, kOpened, kReply } kind = Kind::kDraft;
+  RemoteId id = 0;
+  size_t peer = 0;
+  PrefixCache::StoredDraft draft;
+  absl::StatusOr<std::string> session = absl::UnknownError("");
+  absl::StatusOr<RemoteVerified> reply = absl::UnknownError("");
+  double seconds = 0;
+};
+
+}  // namespace vericache
