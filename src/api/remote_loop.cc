@@ -240,6 +240,7 @@ void RemoteLoop::End(RemoteId id, RemoteEnd::Kind kind) {
   if (!job->session.empty()) Close(job->peer, job->session);
   LeaveVerifier(job.get());
   ++totals_.ways[static_cast<int>(job->way)];
+  ObserveLookup(job->state.sequence());
   RemoteEnd end;
   end.kind = kind;
   end.stats = job->state.stats();

@@ -160,6 +160,8 @@ class RemoteLoop {
   RemoteLengthLimits LimitsOf(const Job& job) const;
   void ChooseWay(Job* job);
   bool OtherLoads(const Job& job) const;
+  double LookupRunOf(const Sequence& s) const;
+  void ObserveLookup(const Sequence& s);
   PrefixPlanInput PlanInputOf(const Job& job) const;
   void TakeWay(Job* job, PrefixWay way, const PrefixPlanInput& in);
   bool StartLoad(Job* job);
@@ -181,6 +183,7 @@ class RemoteLoop {
   RemoteCosts costs_;
   SharedAcceptance acceptance_;  // in mode kDraftKv
   AnswerLength length_;
+  double lookup_tokens_ = 0, lookup_rounds_ = 0;  // of answers before, the newest most
   RemoteTotals totals_;
   // Of the pass.
   std::vector<Job*> filling_, stepping_;

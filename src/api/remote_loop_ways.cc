@@ -15,6 +15,7 @@
 #include "api/remote_loop_impl.h"
 #include "base/common_tokens.h"
 #include "base/text.h"
+#include "engine/lookup_run.h"
 
 namespace vericache {
 namespace {
@@ -49,6 +50,21 @@ bool RemoteLoop::OtherLoads(const Job& job) const {
   });
 }
 
+// Of this answer and those before, as if a few tokens had shown nothing.
+double RemoteLoop::LookupRunOf(const Sequence& s) const {
+  constexpr double kPriorTokens = 8;
+  const LookupRun run = ReplayLookup(s.tokens, s.num_prompt, kLookupDraft);
+  return (kPriorTokens + lookup_tokens_ + static_cast<double>(run.tokens)) /
+         (kPriorTokens + lookup_rounds_ + static_cast<double>(run.rounds));
+}
+
+void RemoteLoop::ObserveLookup(const Sequence& s) {
+  constexpr double kDecay = 0.7;
+  const LookupRun run = ReplayLookup(s.tokens, s.num_prompt, kLookupDraft);
+  lookup_tokens_ = kDecay * lookup_tokens_ + static_cast<double>(run.tokens);
+  lookup_rounds_ = kDecay * lookup_rounds_ + static_cast<double>(run.rounds);
+}
+
 PrefixPlanInput RemoteLoop::PlanInputOf(const Job& job) const {
   const Sequence& s = job.state.sequence();
   const Request& request = job.state.request();
@@ -78,6 +94,9 @@ PrefixPlanInput RemoteLoop::PlanInputOf(const Job& job) const {
     }
   }
   in.agreement = job.state.acceptance().Mean(acceptance_.Mean(DraftMode::kDraftKv));
+  const bool looks_up = (impl_->DraftModesOf(request, s.spec.enabled).value_or(0) &
+                         ModeBit(DraftMode::kNgram)) != 0;
+  if (looks_up) in.lookup_run = LookupRunOf(s);
   in.max_draft_len = request.draft_len > 0 ? request.draft_len : kMaxDraftLen;
   in.verifier = true;
   RemoteLengthLimits limits = LimitsOf(job);

@@ -65,10 +65,12 @@ double Planner::Verify(int draft_len, int num_sharing) const {
   return costs_.PassSeconds(shape);
 }
 
-// Of a token where the full KV is here: plain, or in rounds of the best length.
+// Of a token where the full KV is here: plain, by look-up, or in rounds of the best length.
 double Planner::TokenSeconds() const {
   const int n = in_.num_active;
   double best = Verify(0, n);
+  if (in_.lookup_run > 0 && in_.max_draft_len > 0)
+    best = std::min(best, Verify(kLookupDraft, n) / in_.lookup_run);
   for (const int len : kLengths) {
     if (len > in_.max_draft_len) break;
     best =

@@ -27,6 +27,9 @@ inline constexpr int kNumPrefixWays = 5;
 inline constexpr double kVerifierIsLeftAt = 0.95;
 const char* PrefixWayName(PrefixWay way);  // "recompute", "load", ...: stable, used in --json
 
+// Tokens that look-up is taken to propose a round.
+inline constexpr int kLookupDraft = 8;
+
 struct PrefixPlanInput {
   int64_t prompt_tokens = 0;  // >= 1
   int64_t known_tokens = 0;   // rows that are here already, or in this node's RAM
@@ -46,6 +49,8 @@ struct PrefixPlanInput {
   double agreement = 0.8;      // expected per drafted token, in [0, 1]
   int max_draft_len = 0;       // of one draft; 0: nothing drafts
   int64_t draft_kv_bytes = 0;  // of the draft KV, as a pass reads it
+  // Tokens that a verification of kLookupDraft proposed ones gives here; 0: not known.
+  double lookup_run = 0;
 
   bool verifier = false;  // one is there
   double verifier_round_trip_s = 0;
