@@ -118,6 +118,7 @@ struct RemoteStats {
   uint64_t draft_bytes = 0;      // of it
   int64_t provisional_rows = 0;  // computed on the draft KV and thrown away
   int64_t rounds = 0, drafted = 0, accepted = 0;
+  int64_t looked_up = 0;     // of the drafted ones: proposed by look-up, without a pass here
   int64_t ahead_tokens = 0;  // of the drafted ones: while the question before was away
   int64_t opened = 0;        // sessions
   int64_t failed_calls = 0;

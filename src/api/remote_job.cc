@@ -16,7 +16,10 @@ RemoteJob::RemoteJob(const EngineAccess::Impl* impl, std::unique_ptr<Sequence> s
     : impl_(impl),
       s_(std::move(sequence)),
       request_(std::move(request)),
-      rows_as_(s_->spec.lossless() ? RemoteRows::kF16 : RemoteRows::kPacked) {}
+      rows_as_(s_->spec.lossless() ? RemoteRows::kF16 : RemoteRows::kPacked) {
+  const uint32_t modes = impl->DraftModesOf(request_, s_->spec.enabled).value_or(0);
+  if ((modes & ModeBit(DraftMode::kNgram)) != 0) lookup_.emplace();
+}
 
 // --- The draft -----------------------------------------------------------------------------------
 
@@ -39,7 +42,32 @@ int64_t RemoteJob::most_drafted() const {
   return std::clamp<int64_t>(s_->max_tokens - s_->num_emitted() - 1, 0, kMaxDraftLen);
 }
 
+// Of a question: a reply has one token more than it accepts.
+int64_t RemoteJob::most_asked() const {
+  if (!looks_up_) return most_drafted();
+  return std::clamp<int64_t>(s_->max_tokens - s_->num_emitted() - 1, 0, kMaxDraftLen);
+}
+
+int RemoteJob::LookUp(int most) {
+  proposal_.clear();
+  const int64_t left = s_->max_tokens - s_->num_emitted() - 1;
+  if (!lookup_.has_value() || !s_->drafted.empty() || left < 1) return 0;
+  lookup_->Update(s_->tokens);
+  lookup_->Propose(s_->tokens, {}, std::min<int64_t>({most, left, kMaxDraftLen}), &proposal_);
+  return static_cast<int>(proposal_.size());
+}
+
+void RemoteJob::StartLookup(int length) {
+  looks_up_ = true;
+  length_ = length;
+  plain_tokens_ = 1;
+  draft_s_ = 0;
+  for (int i = 0; i < length; ++i) s_->drafted.push_back({proposal_[i]});
+  draft_ended_ = true;  // nothing is drafted behind it
+}
+
 void RemoteJob::StartRound(int length, int plain_tokens) {
+  looks_up_ = false;
   length_ = static_cast<int>(std::min<int64_t>(length, most_drafted()));
   plain_tokens_ = plain_tokens;
   draft_s_ = 0;
@@ -108,9 +136,9 @@ RemoteOpen RemoteJob::MakeOpen() const {
 }
 
 RemoteVerify RemoteJob::MakeQuestion(const std::string& session, double wait_s) {
-  num_asked_ = static_cast<int>(std::min<int64_t>(std::ssize(s_->drafted), most_drafted()));
+  num_asked_ = static_cast<int>(std::min<int64_t>(std::ssize(s_->drafted), most_asked()));
   // Rows are of no use until something is drafted again.
-  wants_rows_ = s_->draft.has_value() && (num_asked_ > 0 || plain_tokens_ == 1);
+  wants_rows_ = s_->draft.has_value() && !looks_up_ && (num_asked_ > 0 || plain_tokens_ == 1);
   RemoteVerify question;
   question.session = session;
   question.num_known = s_->num_emitted();
@@ -207,13 +235,15 @@ void RemoteJob::Record(const RemoteVerified& reply, int num_emitted, double seco
   round.drafted = num_asked_;
   round.emitted = num_emitted;
   round.accepted = std::min(CountAccepted(reply), num_emitted);
-  round.mode = "remote";
+  round.mode = looks_up_ ? "remote-ngram" : "remote";
   round.draft_ns = static_cast<int64_t>(draft_s_ * 1e9);
   round.verify_ns = static_cast<int64_t>(seconds * 1e9);
   round.draft_bytes = draft_bytes();
   const int64_t context = std::ssize(s_->tokens) - 1 - num_emitted;
   round.full_bytes = impl_->model->config.kv_shape().bytes_per_token() * context;
-  if (num_asked_ > 0) acceptance_.Observe(round.drafted, round.accepted);
+  AcceptanceEstimate& acceptance = looks_up_ ? lookup_acceptance_ : acceptance_;
+  if (num_asked_ > 0) acceptance.Observe(round.drafted, round.accepted);
+  if (looks_up_) stats_.looked_up += round.drafted;
   ++stats_.rounds;
   stats_.drafted += round.drafted;
   stats_.accepted += round.accepted;

@@ -16,6 +16,7 @@
 
 #include "absl/status/status.h"
 #include "api/engine_impl.h"
+#include "engine/ngram_proposer.h"
 #include "kv/kv_rows.h"
 #include "model/forward.h"
 #include "scheduler/acceptance_estimate.h"
@@ -44,6 +45,13 @@ class RemoteJob {
   // nothing to draft with.
   int64_t most_drafted() const;
   bool has_round() const { return length_ >= 0; }
+  // Tokens that look-up proposes now, at most `most`; 0: nothing, or what is drafted already comes
+  // first. The proposal is kept for StartLookup().
+  int LookUp(int most);
+  // Begins a round with the first `length` >= 1 of them. No pass is run, and no rows are wanted.
+  void StartLookup(int length);
+  bool looks_up() const { return looks_up_; }  // this round
+  const AcceptanceEstimate& lookup_acceptance() const { return lookup_acceptance_; }
   // Begins a round, in which `length` tokens are to be drafted, or what the last one has left
   // behind is taken over. plain: the verifier shall decode, nothing is drafted.
   void StartRound(int length, int plain_tokens);
@@ -75,6 +83,7 @@ class RemoteJob {
   absl::Status Check(const RemoteVerified& reply) const;
   absl::StatusOr<KvRows> ParseRows(const std::string& rows, int64_t max_rows) const;
   absl::Status CheckRows(const RemoteVerified& reply, std::optional<KvRows>* rows) const;
+  int64_t most_asked() const;
   int CountAccepted(const RemoteVerified& reply) const;
   void TakeTokens(const RemoteVerified& reply);
   void KeepDraftedBehind(int64_t num_emitted, const RemoteVerified& reply);
@@ -85,7 +94,10 @@ class RemoteJob {
   std::unique_ptr<Sequence> s_;
   const Request request_;
   RemoteStats stats_;
-  AcceptanceEstimate acceptance_;
+  AcceptanceEstimate acceptance_, lookup_acceptance_;
+  std::optional<NgramProposer> lookup_;  // none: the request does not want it
+  std::vector<TokenId> proposal_;
+  bool looks_up_ = false;
   int length_ = -1;           // of the round; < 0: none has begun
   int plain_tokens_ = 1;      // of a question without a draft
   bool draft_ended_ = false;  // nothing sensible can follow the last drafted token

@@ -200,6 +200,10 @@ bool RemoteLoop::PrepareRound(Job* job) {
     stats.agreement = chosen.agreement;
     stats.tokens_per_s = chosen.tokens_per_s;
     stats.plain_tokens_per_s = chosen.plain_tokens_per_s;
+    if (const int length = LookUpLength(job, chosen); length > 0) {
+      job->state.StartLookup(length);
+      return true;
+    }
     // A draft KV that cannot draft this time wants its rows soon.
     const bool waits = job->state.draft_bytes() > 0 && job->state.most_drafted() == 0;
     job->state.StartRound(chosen.draft_len, waits ? 1 : chosen.plain_tokens);
@@ -230,6 +234,25 @@ RemoteLength RemoteLoop::ChooseLength(const Job& job) const {
       costs_.Choose(state.acceptance(), acceptance_.Mean(DraftMode::kDraftKv), limits);
   if (given > 0) chosen.draft_len = std::min(given, limits.most);
   return chosen;
+}
+
+// Of what look-up proposes: as many tokens as pay, if that is faster than the round `planned`; 0
+// otherwise. It costs no pass here, so it is tried in each answer until that shows what it is
+// worth.
+int RemoteLoop::LookUpLength(Job* job, const RemoteLength& planned) {
+  constexpr double kHopedFor = 0.8;   // agreement, before an answer has shown its own
+  constexpr int kMostUntilShown = 8;  // tokens proposed meanwhile
+  constexpr double kShownBy = 16;     // drafted tokens
+  // A given length is one of the draft KV.
+  if (job->plain || options_.remote.draft_len > 0) return 0;
+  const AcceptanceEstimate& seen = job->state.lookup_acceptance();
+  RemoteLengthLimits limits = LimitsOf(*job);
+  limits.most = job->state.LookUp(seen.trials() < kShownBy ? kMostUntilShown : kMaxDraftLen);
+  limits.may_be_plain = false;
+  limits.costs_steps = false;
+  if (limits.most == 0) return 0;
+  const RemoteLength found = costs_.Choose(seen, kHopedFor, limits);
+  return found.tokens_per_s > planned.tokens_per_s ? found.draft_len : 0;
 }
 
 void RemoteLoop::End(RemoteId id, RemoteEnd::Kind kind) {

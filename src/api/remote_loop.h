@@ -157,6 +157,7 @@ class RemoteLoop {
   void LeaveVerifier(Job* job);
   bool PrepareRound(Job* job);
   RemoteLength ChooseLength(const Job& job) const;
+  int LookUpLength(Job* job, const RemoteLength& planned);
   RemoteLengthLimits LimitsOf(const Job& job) const;
   void ChooseWay(Job* job);
   bool OtherLoads(const Job& job) const;

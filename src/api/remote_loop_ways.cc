@@ -94,8 +94,8 @@ PrefixPlanInput RemoteLoop::PlanInputOf(const Job& job) const {
     }
   }
   in.agreement = job.state.acceptance().Mean(acceptance_.Mean(DraftMode::kDraftKv));
-  const bool looks_up = (impl_->DraftModesOf(request, s.spec.enabled).value_or(0) &
-                         ModeBit(DraftMode::kNgram)) != 0;
+  const bool looks_up =
+      (impl_->DraftModesOf(request, s.spec.enabled).value_or(0) & ModeBit(DraftMode::kNgram)) != 0;
   if (looks_up) in.lookup_run = LookupRunOf(s);
   in.max_draft_len = request.draft_len > 0 ? request.draft_len : kMaxDraftLen;
   in.verifier = true;

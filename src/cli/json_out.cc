@@ -242,6 +242,7 @@ Json RemoteJson(const RemoteStats& s) {
           {"rounds", s.rounds},
           {"drafted", s.drafted},
           {"accepted", s.accepted},
+          {"looked_up", s.looked_up},
           {"ahead_tokens", s.ahead_tokens},
           {"sessions", s.opened},
           {"failed_calls", s.failed_calls},

@@ -34,6 +34,7 @@ class AcceptanceEstimate {
   void Age(double factor);
 
   double Mean(double prior_mean) const;
+  double trials() const { return all_.trials; }  // drafted tokens that count, old ones less
   // Chance that token `pos` (0-based) agrees, given that those before it did.
   double AtPosition(int pos, double prior_mean) const;
 

@@ -86,14 +86,16 @@ RemoteLength RemoteCosts::Choose(const AcceptanceEstimate& acceptance, double pr
                                                           std::max(1, limits.plain_tokens)));
   const double plain = best.plain_tokens;
   best.plain_tokens_per_s = plain / (link_.a() + plain * plain_token_s);
+  const double step_s = limits.costs_steps ? step_s_ : 0;
+  const double share_s = limits.costs_steps ? share_s_ : 0;
   double survival = 1, emitted = 1;
   for (int x = 1; x <= limits.most; ++x) {
     survival *= acceptance.AtPosition(x - 1, prior_mean);
     emitted += survival;
     const double alone =
-        x * step_s_ + link_.a() + emitted * link_.b() + verify_.a() + x * verify_.b();
+        x * step_s + link_.a() + emitted * link_.b() + verify_.a() + x * verify_.b();
     if (x > 1 && alone > burst_s) break;
-    const double shared = std::max(1, limits.num_active) * x * share_s_;
+    const double shared = std::max(1, limits.num_active) * x * share_s;
     const double rate = emitted / std::max(1e-9, std::max(alone, shared));
     if (rate <= best.tokens_per_s) continue;
     best.tokens_per_s = rate;

@@ -58,7 +58,8 @@ struct RemoteLengthLimits {
   int plain_tokens = 1;  // of a question without a draft, at most
   int num_active = 1;    // requests that draft here
   bool may_be_plain = true;
-  double max_burst_s = 0;  // between two replies, as far as a single token allows; 0: any
+  bool costs_steps = true;  // false: what is asked about is there, such as what look-up proposes
+  double max_burst_s = 0;   // between two replies, as far as a single token allows; 0: any
 };
 
 // What all requests of one node have measured.

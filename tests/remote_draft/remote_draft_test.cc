@@ -431,6 +431,30 @@ TEST_F(RemoteDraftTest, AVerifierLostWhileBlocksArrive) {
   }
 }
 
+// Small models repeat themselves: what look-up proposes is asked about, too, with and without a
+// draft KV at hand, and never where the request does not want it.
+TEST_F(RemoteDraftTest, LookUpProposesWithoutAPass) {
+  Push({"h2o:0.3"});
+  RemoteOptions options;
+  options.draft_len = 0;
+  int64_t looked_up = 0, accepted = 0;
+  for (const char* spec : {"h2o:0.3", "sink:0.25"}) {  // the second one is not stored
+    for (const float temperature : {0.0f, 0.7f}) {
+      Request request = Question(spec, 95, 200);
+      request.sampling.temperature = temperature;
+      request.sampling.seed = 5;
+      request.ignore_eos = true;
+      const RemoteStats stats = ExpectSame(request, {host_.get()}, options);
+      looked_up += stats.looked_up;
+      accepted += stats.accepted;
+      request.propose = "off";
+      EXPECT_EQ(ExpectSame(request, {host_.get()}, options).looked_up, 0);
+    }
+  }
+  EXPECT_GT(looked_up, 0);
+  EXPECT_GT(accepted, 0);
+}
+
 TEST_F(RemoteDraftTest, AVerifierOfAnotherModelIsRefused) {
   Push({"h2o:0.3"});
   EngineOptions other = Options();

@@ -427,7 +427,10 @@ TEST_F(ServingRemoteTest, DraftKvIsBounded) {
   options.remote_draft_memory = 1000;
   const auto service = Serve(options);
   std::vector<ServeRequest> requests;
-  for (int i = 0; i < 4; ++i) requests.push_back(Question("f16", 300 + i));
+  for (int i = 0; i < 4; ++i) {
+    requests.push_back(Question("f16", 300 + i));
+    requests.back().request.propose = "off";
+  }
   ExpectAll(requests, SubmitAll(service.get(), requests));
   const RemoteServiceStats stats = service->stats().remote;
   EXPECT_EQ(stats.drafted_tokens, 0);
