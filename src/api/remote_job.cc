@@ -51,9 +51,15 @@ int64_t RemoteJob::most_asked() const {
 int RemoteJob::LookUp(int most) {
   proposal_.clear();
   const int64_t left = s_->max_tokens - s_->num_emitted() - 1;
-  if (!lookup_.has_value() || !s_->drafted.empty() || left < 1) return 0;
+  if (!lookup_.has_value() || left < 1) return 0;
   lookup_->Update(s_->tokens);
   lookup_->Propose(s_->tokens, {}, std::min<int64_t>({most, left, kMaxDraftLen}), &proposal_);
+  // What is drafted already costs nothing more, either: look-up may go on where both agree.
+  const std::vector<DraftToken>& drafted = s_->drafted;
+  const bool agrees = drafted.size() <= proposal_.size() &&
+                      std::equal(drafted.begin(), drafted.end(), proposal_.begin(),
+                                 [](DraftToken token, TokenId id) { return token.id == id; });
+  if (!agrees) proposal_.clear();
   return static_cast<int>(proposal_.size());
 }
 
@@ -62,6 +68,7 @@ void RemoteJob::StartLookup(int length) {
   length_ = length;
   plain_tokens_ = 1;
   draft_s_ = 0;
+  s_->drafted.clear();
   for (int i = 0; i < length; ++i) s_->drafted.push_back({proposal_[i]});
   draft_ended_ = true;  // nothing is drafted behind it
 }

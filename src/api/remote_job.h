@@ -45,8 +45,8 @@ class RemoteJob {
   // nothing to draft with.
   int64_t most_drafted() const;
   bool has_round() const { return length_ >= 0; }
-  // Tokens that look-up proposes now, at most `most`; 0: nothing, or what is drafted already comes
-  // first. The proposal is kept for StartLookup().
+  // Tokens that look-up proposes now, at most `most`; 0: nothing, or other ones than are drafted
+  // already. The proposal is kept for StartLookup().
   int LookUp(int most);
   // Begins a round with the first `length` >= 1 of them. No pass is run, and no rows are wanted.
   void StartLookup(int length);

@@ -243,16 +243,19 @@ int RemoteLoop::LookUpLength(Job* job, const RemoteLength& planned) {
   constexpr double kHopedFor = 0.8;   // agreement, before an answer has shown its own
   constexpr int kMostUntilShown = 8;  // tokens proposed meanwhile
   constexpr double kShownBy = 16;     // drafted tokens
+  constexpr double kTriedFrom = 0.5;  // of the planned rate, for the hope until then
   // A given length is one of the draft KV.
   if (job->plain || options_.remote.draft_len > 0) return 0;
   const AcceptanceEstimate& seen = job->state.lookup_acceptance();
+  const bool shown = seen.trials() >= kShownBy;
   RemoteLengthLimits limits = LimitsOf(*job);
-  limits.most = job->state.LookUp(seen.trials() < kShownBy ? kMostUntilShown : kMaxDraftLen);
+  limits.most = job->state.LookUp(shown ? kMaxDraftLen : kMostUntilShown);
   limits.may_be_plain = false;
   limits.costs_steps = false;
   if (limits.most == 0) return 0;
   const RemoteLength found = costs_.Choose(seen, kHopedFor, limits);
-  return found.tokens_per_s > planned.tokens_per_s ? found.draft_len : 0;
+  const double least = shown ? planned.tokens_per_s : kTriedFrom * planned.tokens_per_s;
+  return found.tokens_per_s > least ? found.draft_len : 0;
 }
 
 void RemoteLoop::End(RemoteId id, RemoteEnd::Kind kind) {
