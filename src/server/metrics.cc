@@ -272,7 +272,7 @@ void Metrics::ChoiceEnded(const ChoiceRecord& record) {
     families_->run_length.Observe(round.emitted);
     families_->draft_length.Observe(round.drafted);
     if (wanted_draft && round.drafted == 0) families_->fallbacks.Increment();
-    if (round.mode == "remote")
+    if (round.mode.starts_with("remote"))
       families_->remote_round_trip.Observe(static_cast<double>(round.verify_ns) * 1e-9);
   }
 }
