@@ -80,6 +80,37 @@ TEST(BlockPool, WhatReturnsLeavesMemory) {
   EXPECT_LE(pool.resident_bytes(), kSlabBlocks * kBlockBytes);
 }
 
+// What comes and goes is handed out again as it is, without a fault a page.
+TEST(BlockPool, TheSameBlockServesAgain) {
+#if defined(__SANITIZE_ADDRESS__)
+  GTEST_SKIP() << "there are no slabs under a red zone around every block";
+#endif
+  BlockPool pool(kBlockBytes);
+  const std::shared_ptr<uint16_t[]> other = pool.Allocate();
+  const void* place = pool.Allocate().get();
+  for (int i = 0; i < 100; ++i) {
+    EXPECT_EQ(pool.Allocate().get(), place);
+    EXPECT_EQ(pool.resident_bytes(), 2 * kBlockBytes);
+  }
+}
+
+// Blocks whose ends lie within pages: what goes back to the system is zeros to the last byte.
+TEST(BlockPool, BlocksThatAreNoWholePages) {
+  constexpr size_t kBytes = 300'032;
+  BlockPool pool(kBytes);
+  for (int round = 0; round < 3; ++round) {
+    std::vector<std::shared_ptr<uint16_t[]>> held(40);
+    for (auto& block : held) {
+      block = pool.Allocate();
+      ASSERT_TRUE(
+          std::all_of(block.get(), block.get() + kBytes / 2, [](uint16_t v) { return v == 0; }));
+      std::fill_n(block.get(), kBytes / 2, uint16_t{7});
+    }
+    const std::vector<std::shared_ptr<uint16_t[]>> kept(held.begin(), held.begin() + 20);
+    for (size_t i = 0; i < held.size(); i += 2) held[i].reset();
+  }
+}
+
 TEST(BlockPool, TheLimitHoldsForThoseWhoComeNext) {
   BlockPool pool(kBlockBytes, 3);
   std::vector<std::shared_ptr<uint16_t[]>> held;
