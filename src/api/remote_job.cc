@@ -39,21 +39,20 @@ void RemoteJob::DropDraftKv() {
 int64_t RemoteJob::most_drafted() const {
   // A draft KV of the whole prompt has the last token's row, which drafting would begin with.
   if (!s_->draft.has_value() || s_->draft->num_tokens() > std::ssize(s_->tokens) - 1) return 0;
-  return std::clamp<int64_t>(s_->max_tokens - s_->num_emitted() - 1, 0, kMaxDraftLen);
+  return most_useful();
 }
 
-// Of a question: a reply has one token more than it accepts.
-int64_t RemoteJob::most_asked() const {
-  if (!looks_up_) return most_drafted();
+// A reply has one token more than it accepts.
+int64_t RemoteJob::most_useful() const {
   return std::clamp<int64_t>(s_->max_tokens - s_->num_emitted() - 1, 0, kMaxDraftLen);
 }
 
 int RemoteJob::LookUp(int most) {
   proposal_.clear();
-  const int64_t left = s_->max_tokens - s_->num_emitted() - 1;
-  if (!lookup_.has_value() || left < 1) return 0;
+  most = static_cast<int>(std::min<int64_t>(most, most_useful()));
+  if (!lookup_.has_value() || most < 1) return 0;
   lookup_->Update(s_->tokens);
-  lookup_->Propose(s_->tokens, {}, std::min<int64_t>({most, left, kMaxDraftLen}), &proposal_);
+  lookup_->Propose(s_->tokens, {}, most, &proposal_);
   // What is drafted already costs nothing more, either: look-up may go on where both agree.
   const std::vector<DraftToken>& drafted = s_->drafted;
   const bool agrees = drafted.size() <= proposal_.size() &&
@@ -143,7 +142,8 @@ RemoteOpen RemoteJob::MakeOpen() const {
 }
 
 RemoteVerify RemoteJob::MakeQuestion(const std::string& session, double wait_s) {
-  num_asked_ = static_cast<int>(std::min<int64_t>(std::ssize(s_->drafted), most_asked()));
+  num_asked_ = static_cast<int>(
+      std::min<int64_t>(std::ssize(s_->drafted), looks_up_ ? most_useful() : most_drafted()));
   // Rows are of no use until something is drafted again.
   wants_rows_ = s_->draft.has_value() && !looks_up_ && (num_asked_ > 0 || plain_tokens_ == 1);
   RemoteVerify question;

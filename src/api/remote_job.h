@@ -83,7 +83,7 @@ class RemoteJob {
   absl::Status Check(const RemoteVerified& reply) const;
   absl::StatusOr<KvRows> ParseRows(const std::string& rows, int64_t max_rows) const;
   absl::Status CheckRows(const RemoteVerified& reply, std::optional<KvRows>* rows) const;
-  int64_t most_asked() const;
+  int64_t most_useful() const;
   int CountAccepted(const RemoteVerified& reply) const;
   void TakeTokens(const RemoteVerified& reply);
   void KeepDraftedBehind(int64_t num_emitted, const RemoteVerified& reply);

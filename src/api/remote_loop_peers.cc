@@ -148,9 +148,8 @@ void RemoteLoop::TakeTokens(Job* job, const Event& event) {
     costs_.ObserveQuestion({static_cast<int>(asked), static_cast<int>(event.reply->emitted.size()),
                             event.seconds, event.reply->busy_s});
   job->first_reply = false;
-  if (asked > 0)
-    acceptance_.Observe(job->state.looks_up() ? DraftMode::kNgram : DraftMode::kDraftKv,
-                        static_cast<int>(asked),
+  if (asked > 0 && !job->state.looks_up())
+    acceptance_.Observe(DraftMode::kDraftKv, static_cast<int>(asked),
                         static_cast<int>(stats.accepted - before.accepted));
   ++totals_.replies;
   totals_.rounds += stats.rounds - before.rounds;

@@ -316,18 +316,15 @@ TEST_F(RemoteDraftTest, DraftsGoOnBehindAQuestionThatIsAway) {
 // Lengths by measurement, plain questions among them, tokens before the draft KV is there.
 TEST_F(RemoteDraftTest, MeasuredLengthsGiveTheSameAnswers) {
   Push({"f16", "h2o:0.3", "sink:0.25", "verify:0.25+int4"});
-  // The first question takes long, so that the draft KV arrives before the answer is over: without
-  // one there is nothing to choose a length for.
-  const auto wait_for_the_draft_kv = [](int call) {
-    if (call == 0) std::this_thread::sleep_for(std::chrono::milliseconds(50));
-  };
   const double kTimes[] = {-1, 1e300, std::numeric_limits<double>::quiet_NaN()};
   int64_t num_drafted = 0;
   for (const char* spec : {"f16", "h2o:0.3", "sink:0.25", "verify:0.25+int4", "off"}) {
     for (const bool lies : {false, true}) {
       FaultyVerifier verifier(host_.get());
       verifier.lies = [&](int call, RemoteVerified* reply) {
-        wait_for_the_draft_kv(call);
+        // The first question takes long, so that the draft KV arrives before the answer is over:
+        // without one there is nothing to choose a length for.
+        if (call == 0) std::this_thread::sleep_for(std::chrono::milliseconds(50));
         if (lies) reply->busy_s = kTimes[call % 3];
       };
       RemoteOptions options;

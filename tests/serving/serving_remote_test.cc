@@ -136,6 +136,29 @@ class ServingRemoteTest : public PrefixFixture {
     }
     return requests;
   }
+  // A client leaves while the question of its request is away.
+  void ExpectLeavingClosesItsSession(ServiceOptions options = {}) {
+    verifiers_.resize(1);
+    Gate gate;
+    std::atomic<bool> asked{false};
+    verifiers_[0]->on_verify = [&](int, const RemoteVerify&) {
+      asked = true;
+      gate.Wait();
+    };
+    const auto service = Serve(options);
+    auto sink = std::make_shared<Collector>();
+    const auto id = service->Submit(Question("h2o:0.3", 1), sink);
+    ASSERT_TRUE(id.ok()) << id.status();
+    while (!asked) std::this_thread::yield();
+    service->Cancel(*id);
+    // At once, although its question is still away.
+    EXPECT_TRUE(absl::IsCancelled(sink->Wait().end->status));
+    while (verifiers_[0]->stats().sessions > 0) std::this_thread::yield();
+    gate.Open();
+    service->Stop(0);
+    EXPECT_EQ(service->stats().cancelled, 1);
+  }
+
   std::vector<std::shared_ptr<Collector>> SubmitAll(CompletionService* service,
                                                     const std::vector<ServeRequest>& requests) {
     std::vector<std::shared_ptr<Collector>> sinks;
@@ -268,25 +291,7 @@ TEST_F(ServingRemoteTest, OthersGetTokensWhileAQuestionIsHeldBack) {
 
 TEST_F(ServingRemoteTest, AClientThatLeavesClosesItsSession) {
   Push({"h2o:0.3"});
-  verifiers_.resize(1);
-  Gate gate;
-  std::atomic<bool> asked{false};
-  verifiers_[0]->on_verify = [&](int, const RemoteVerify&) {
-    asked = true;
-    gate.Wait();
-  };
-  const auto service = Serve();
-  auto sink = std::make_shared<Collector>();
-  const auto id = service->Submit(Question("h2o:0.3", 1), sink);
-  ASSERT_TRUE(id.ok()) << id.status();
-  while (!asked) std::this_thread::yield();
-  service->Cancel(*id);
-  // At once, although its question is still away.
-  EXPECT_TRUE(absl::IsCancelled(sink->Wait().end->status));
-  while (verifiers_[0]->stats().sessions > 0) std::this_thread::yield();
-  gate.Open();
-  service->Stop(0);
-  EXPECT_EQ(service->stats().cancelled, 1);
+  ExpectLeavingClosesItsSession();
 }
 
 TEST_F(ServingRemoteTest, AStopDoesNotWaitForAVerifier) {
@@ -399,25 +404,9 @@ TEST_F(ServingRemoteTest, AlikeRequestsLoadTheirBlocksOnce) {
 TEST_F(ServingRemoteTest, AClientThatLeavesWhileItsBlocksArrive) {
   Push({"h2o:0.3"});
   plan_ = "load";
-  verifiers_.resize(1);
-  Gate gate;
-  std::atomic<bool> asked{false};
-  verifiers_[0]->on_verify = [&](int, const RemoteVerify&) {
-    asked = true;
-    gate.Wait();
-  };
   ServiceOptions options;
   options.remote.least_tokens_for_tests = 5;  // its blocks are here, and it is not let go
-  const auto service = Serve(options);
-  auto sink = std::make_shared<Collector>();
-  const auto id = service->Submit(Question("h2o:0.3", 1), sink);
-  ASSERT_TRUE(id.ok()) << id.status();
-  while (!asked) std::this_thread::yield();
-  service->Cancel(*id);
-  EXPECT_TRUE(absl::IsCancelled(sink->Wait().end->status));
-  gate.Open();
-  service->Stop(0);
-  EXPECT_EQ(service->stats().cancelled, 1);
+  ExpectLeavingClosesItsSession(options);
 }
 
 // Without room for draft KV the verifier decodes.
