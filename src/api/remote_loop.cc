@@ -272,6 +272,8 @@ void RemoteLoop::End(RemoteId id, RemoteEnd::Kind kind) {
   end.stats = job->state.stats();
   end.times = job->times;
   end.times.end_s = NowSeconds() - job->added_s;
+  if (kind == RemoteEnd::Kind::kDone && job->fetch != Fetch::kOver)
+    end.stats.reason = "the answer was over before its draft KV was here";
   if (kind == RemoteEnd::Kind::kHandedOver) {
     end.stats.verifier.clear();
     end.stats.handed_over_s = end.times.end_s;
