@@ -123,21 +123,30 @@ PrefixPlanInput RemoteLoop::PlanInputOf(const Job& job) const {
 void RemoteLoop::ChooseWay(Job* job) {
   const std::string& asked = impl_->options.prefix_plan;
   if (job->settled || job->fetch != Fetch::kOver) return;
+  RemoteStats& stats = job->state.stats();
   if (!job->state.request().use_prefix_cache || impl_->prefixes == nullptr) {
     job->settled = true;
+    stats.reason = "it uses no stored prefix";
     return;
   }
   job->plain = asked == "remote-plain";
   const bool measured = asked != "auto" || costs_.num_questions() >= kMeasuredQuestions;
-  if ((job->looked_at && !measured) || OtherLoads(*job)) return;
+  if (job->looked_at && !measured) return;
+  if (OtherLoads(*job)) {
+    if (stats.reason.empty()) stats.reason = "what it begins with is loaded for another request";
+    return;
+  }
   const PrefixPlanInput in = PlanInputOf(*job);
   job->looked_at = true;
   job->settled = measured;
   // What nobody has seen, neither a prefix nor the link to it, is the verifier's.
   const bool sees = in.prefix_tokens > 0 && in.link_bytes_per_s > 0;
-  if (asked == "auto" && !sees && in.known_tokens == 0) return;
+  if (asked == "auto" && !sees && in.known_tokens == 0) {
+    stats.reason = in.prefix_tokens > 0 ? "how fast the store is, is not known"
+                                        : "the store has no prefix of it, as far as is known";
+    return;
+  }
   const PrefixPlan plan = PlanPrefix(in, impl_->Learned()->costs);
-  RemoteStats& stats = job->state.stats();
   PrefixWay way = plan.way;
   stats.reason = plan.reason;
   if (asked != "auto") {

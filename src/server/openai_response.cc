@@ -39,6 +39,21 @@ OrderedJson HeadJson(const ReplyHead& head, const char* object) {
   return {{"id", head.id}, {"object", object}, {"created", head.created}, {"model", head.model}};
 }
 
+// Which way a choice took that a verifier had, and why.
+OrderedJson WayJson(const RemoteStats& s) {
+  OrderedJson estimates = OrderedJson::object();
+  for (const WayEstimate& e : s.estimates) estimates[e.way] = ShortDouble(e.last_s);
+  return {{"way", s.plan},
+          {"reason", s.reason},
+          {"last_token_s", std::move(estimates)},
+          {"chosen_s", ShortDouble(s.chosen_s)},
+          {"handed_over_s", ShortDouble(s.handed_over_s)},
+          {"remote_tokens", s.remote_tokens},
+          {"local_tokens", s.local_tokens},
+          {"looked_up", s.looked_up},
+          {"fallback", s.fallback}};
+}
+
 }  // namespace
 
 std::string TokenName(const std::string& bytes) {
@@ -179,6 +194,8 @@ void UsageSum::Add(int choice, const Completion& completion, int64_t reasoning_t
     full_bytes_ += round.full_bytes;
   }
   streamed_bytes_ += stats.memory.streamed_bytes;
+  const RemoteStats& remote = stats.remote;
+  if (remote.remote_tokens + remote.local_tokens > 0) ways_.push_back(WayJson(remote));
 }
 
 void UsageSum::AddReceipt(const std::string& receipt_json) {
@@ -199,6 +216,8 @@ OrderedJson UsageSum::ToJson() const {
                       {"draft_bytes_read", draft_bytes_},
                       {"full_bytes_read", full_bytes_},
                       {"fetched_bytes", streamed_bytes_}};
+  if (ways_.size() == 1) ours["remote"] = ways_[0];
+  if (ways_.size() > 1) ours["remotes"] = ways_;
   if (receipts_.size() == 1) ours["receipt"] = receipts_[0];
   if (receipts_.size() > 1) ours["receipts"] = receipts_;
   return {{"prompt_tokens", usage_.prompt_tokens},

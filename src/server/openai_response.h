@@ -83,6 +83,7 @@ class UsageSum {
   double run_tokens_ = 0, kept_fraction_ = 0;
   uint64_t draft_bytes_ = 0, full_bytes_ = 0, streamed_bytes_ = 0;
   std::vector<OrderedJson> receipts_;
+  OrderedJson ways_ = OrderedJson::array();  // of choices that a verifier had
 };
 
 // data: JSON, with the empty line that ends an event.

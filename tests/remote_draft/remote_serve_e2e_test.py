@@ -50,6 +50,14 @@ class RemoteServing(remote.RemoteCase):
         self.assertEqual((receipt["token_ids"], receipt["logits_hash"]),
                          (here["token_ids"], here["logits_hash"]))
 
+    def way(self, reply):
+        """What the answer tells of its way; it must tell of each of its tokens."""
+        way = reply["usage"]["vericache"]["remote"]
+        self.assertEqual(way["remote_tokens"] + way["local_tokens"],
+                         reply["usage"]["completion_tokens"])
+        self.assertTrue(way["reason"] or way["fallback"], way)
+        return way
+
     def metric(self, server, name):
         _, _, text = server.request("GET", "/metrics")
         found = re.search(rf"^{re.escape(name)} ([0-9.e+]+)$", text, re.M)
@@ -74,6 +82,7 @@ class RemoteServing(remote.RemoteCase):
             replies = self.ask_all(server, prompts, **sampling)
             for prompt, reply in zip(prompts, replies):
                 self.expect_same(reply, self.alone(prompt, *args))
+                self.assertEqual(self.way(reply)["fallback"], "")
         self.assertEqual(self.metric(server, 'vericache_remote_choices_total{event="begun"}'), 16)
         self.assertEqual(
             self.metric(server, 'vericache_remote_choices_total{event="fallback"}'), 0)
@@ -92,10 +101,13 @@ class RemoteServing(remote.RemoteCase):
         # By itself the node would stay with the prefix that it has computed meanwhile.
         server = self.serve(relay.url, prefix_plan="remote")
         prompts = self.prompts(4)
+        told = []
         for prompt, reply in zip(prompts, self.ask_all(server, prompts)):
             self.expect_same(reply, self.alone(prompt))
-        self.assertGreater(
-            self.metric(server, 'vericache_remote_choices_total{event="fallback"}'), 0)
+            told.append(self.way(reply)["fallback"] != "")
+        fallbacks = self.metric(server, 'vericache_remote_choices_total{event="fallback"}')
+        self.assertGreater(fallbacks, 0)
+        self.assertEqual(fallbacks, sum(told))
         # Another process at the same address is found by later requests.
         process.wait()
         self.verifier(port=port)
@@ -112,7 +124,10 @@ class RemoteServing(remote.RemoteCase):
         self.push()
         server = self.serve("http://127.0.0.1:9", kv_memory="8MiB")
         prompt = self.prompts(1)[0]
-        self.expect_same(self.complete(server, prompt), self.alone(prompt))
+        reply = self.complete(server, prompt)
+        self.expect_same(reply, self.alone(prompt))
+        way = self.way(reply)
+        self.assertEqual((way["remote_tokens"], way["fallback"] != ""), (0, True), way)
         self.assertEqual(server.stop(), 0)
 
     def test_a_client_that_leaves(self):
