@@ -85,13 +85,15 @@ class One:
 
     def with_verifier(self, first, again, plan):
         flags = self.place.store_flags(self.node) + self.place.verifier_flags(self.node)
+        # A node that chooses for itself has the RAM that it has by default.
+        memory = [] if plan == "auto" else ["--prefix-memory", 0]
         if self.features.has("serve", "--prefix-plan"):
             flags += ["--prefix-plan", plan]
         asked = (first, self.question), (again, self.again)
         with contextlib.ExitStack() as stack:
             stack.enter_context(self.place.far("verifier", scene.VERIFIER_PORT))
             if self.features.has("serve", "--verifier"):
-                stack.enter_context(self.place.serving(self.node, "--prefix-memory", 0, *flags))
+                stack.enter_context(self.place.serving(self.node, *memory, *flags))
                 return {name: self.ask(question, self.draft) for name, question in asked}
             found = {}
             for name, question in asked:

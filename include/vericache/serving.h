@@ -163,6 +163,9 @@ struct ServiceOptions {
   uint64_t remote_draft_memory = 0;
   // A verifier that was lost is tried again after so long, then after longer, up to 60 times this.
   double verifier_pause_s = 0.5;
+  // A few passes are timed before the first request, so that its predictions rest on no guesses:
+  // up to half a second, or two passes where those take longer.
+  bool warm_up = true;
 };
 
 class Engine;

@@ -1,5 +1,6 @@
 // What passes cost and how often drafts agree is learned once an engine, whatever asks for it.
 #include "api/engine_impl.h"
+#include "api/warm_up.h"
 #include "gtest/gtest.h"
 
 namespace vericache {
@@ -26,6 +27,38 @@ TEST(Experience, IsTheEnginesAndNotOneCalls) {
   ASSERT_TRUE((*engine)->GenerateBatch({&request, 1})[0].ok());
   EXPECT_EQ(EngineAccess::Of(engine->get())->experience, first);
   EXPECT_NE(first->costs.relative_error(), error);  // the second call has taught it, too
+}
+
+// Times of a few passes and nothing else stays; a budget is kept to.
+TEST(Experience, WarmingUpTeachesCostsAndLeavesNothing) {
+  for (const uint64_t kv_memory : {uint64_t{0}, uint64_t{1} << 20}) {
+    EngineOptions options;
+    options.model_path = "tests/golden/model/qwen2_untied.gguf";
+    options.num_threads = 2;
+    options.kv_memory = kv_memory;
+    options.kv_dir = testing::TempDir();
+    const auto cold = Engine::Load(options), warm = Engine::Load(options);
+    ASSERT_TRUE(cold.ok()) << cold.status();
+    ASSERT_TRUE(warm.ok()) << warm.status();
+    EngineAccess::Impl* impl = EngineAccess::Of(warm->get());
+    const PassGuess guess = GuessPass(*impl->model, 2);
+    ASSERT_TRUE(WarmUp(impl).ok());
+    EXPECT_GE(impl->Learned()->costs.num_passes(), 1);
+    EXPECT_FALSE(impl->Learned()->acceptance.Tried(DraftMode::kPlain));
+    PassShape step;
+    step.AddFull(1, 64, 1);
+    EXPECT_NE(impl->Learned()->costs.PassSeconds(step),
+              CostModel(guess, 1e9).PassSeconds(step));
+    Request request;
+    for (int i = 0; i < 80; ++i) request.prompt_token_ids.push_back(i * 7 % 50);
+    request.max_tokens = 12;
+    request.ignore_eos = true;
+    const auto a = (*cold)->Generate(request), b = (*warm)->Generate(request);
+    ASSERT_TRUE(a.ok() && b.ok());
+    EXPECT_EQ(a->token_ids, b->token_ids);
+    EXPECT_EQ(a->logits_hash, b->logits_hash);
+    EXPECT_EQ(a->stats.memory.streamed_bytes, b->stats.memory.streamed_bytes);
+  }
 }
 
 }  // namespace

@@ -11,13 +11,18 @@ namespace {
 
 constexpr double kCloseSeconds = 1;  // for sessions to be closed at the end
 
-// What passes should take on a machine of this class, at both ends.
-RemoteGuess GuessOf(const EngineAccess::Impl& impl) {
-  const PassGuess pass = GuessPass(*impl.model, impl.pool->num_threads());
+// What passes should take at both ends: as if the verifier's machine were this one.
+RemoteGuess GuessOf(const CostModel& costs) {
+  constexpr int kRows = 8;  // more, for the slope
+  PassShape one, more, step;
+  one.AddFull(1, 1, 1);
+  more.AddFull(1 + kRows, 1 + kRows, 1 + kRows);
+  step.AddDraft(1, 0);
   RemoteGuess guess;
-  guess.verify_s = pass.pass_s + pass.output_s;
-  guess.draft_step_s = pass.pass_s;
-  guess.row_share = std::min(1.0, (pass.row_s + pass.logit_row_s) / guess.verify_s);
+  guess.verify_s = std::max(1e-6, costs.PassSeconds(one));
+  guess.draft_step_s = costs.PassSeconds(step);
+  guess.row_share =
+      std::clamp((costs.PassSeconds(more) - guess.verify_s) / (kRows * guess.verify_s), 0.0, 1.0);
   return guess;
 }
 
@@ -37,7 +42,7 @@ RemoteLoop::RemoteLoop(EngineAccess::Impl* impl, std::vector<RemoteVerifier*> ve
       drafter_(impl->model.get(), impl->forward.get()),
       shelf_(options_.draft_memory > 0 ? std::min(options_.draft_memory / 2, options_.kept_drafts)
                                        : options_.kept_drafts),
-      costs_(GuessOf(*impl)),
+      costs_(GuessOf(impl->Learned()->costs)),
       workers_(options_.max_calls) {
   for (RemoteVerifier* verifier : verifiers)
     peers_.push_back(std::make_unique<Peer>(verifier, options_.breaker));

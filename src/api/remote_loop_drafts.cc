@@ -34,6 +34,7 @@ void RemoteLoop::StartFetch(Job* job) {
   std::optional<DraftKv> kept = shelf_.Find(prompt, request.prefix_salt, s.spec.ToString());
   if (kept.has_value()) {
     ++totals_.shared_drafts;
+    job->begins_like_earlier = true;
     FetchIsOver(job, {std::move(kept), 0});
     return;
   }

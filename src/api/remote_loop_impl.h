@@ -39,6 +39,8 @@ struct RemoteLoop::Job {
   double added_s = 0, ask_s = 0;
   // Which way it goes (remote_loop_ways.cc).
   int64_t stored_tokens = 0;  // that the store has full blocks of, as far as is known
+  // An earlier request began like it: its verifier has loaded that, and may still have it in RAM.
+  bool begins_like_earlier = false;
   bool looked_at = false, settled = false;
   PrefixWay way = PrefixWay::kRemote;
   bool plain = false;                // asked for: the verifier decodes

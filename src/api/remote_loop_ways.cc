@@ -22,8 +22,9 @@ namespace {
 
 // Questions by which the verifier's times are known.
 constexpr int64_t kMeasuredQuestions = 3;
-// Of the link between a store and the verifier next to it, until it is known better.
-constexpr double kNearBytesPerSecond = 1e9;
+// Of the verifier's loads from the store next to it, unless this node's own are faster: a core that
+// receives and checks them gives no more.
+constexpr double kNearBytesPerSecond = 400e6;
 
 // Of the time that the verifier is guessed to take: blocks that are here by then are loaded before
 // questions have been measured.
@@ -108,11 +109,14 @@ PrefixPlanInput RemoteLoop::PlanInputOf(const Job& job) const {
   if (costs_.num_questions() >= kMeasuredQuestions) {
     if (remote.draft_len > 0) in.remote_tokens_per_s = remote.tokens_per_s;
     in.remote_plain_tokens_per_s = remote.plain_tokens_per_s;
+    in.remote_lookup_s = remote.round_trip_s + remote.verify_s + kLookupDraft * remote.row_s;
   }
   if (s.num_emitted() == 0) {
     const CostModel& costs = impl_->Learned()->costs;
-    const double ready_s = static_cast<double>(in.full_bytes) / kNearBytesPerSecond +
-                           PrefillSeconds(costs, in.prefix_tokens, in.prompt_tokens);
+    const double near_bytes_per_s = std::max(kNearBytesPerSecond, in.link_bytes_per_s);
+    const double load_s =
+        job.begins_like_earlier ? 0 : static_cast<double>(in.full_bytes) / near_bytes_per_s;
+    const double ready_s = load_s + PrefillSeconds(costs, in.prefix_tokens, in.prompt_tokens);
     in.verifier_ready_s = std::max(0.0, ready_s - (NowSeconds() - job.added_s));
   }
   in.fits_here = job.hooks.fits_here && job.hooks.fits_here(s);

@@ -34,6 +34,7 @@ struct Settings {
   ServiceOptions service;
   server::ServerOptions server;
   std::string config, port_file, api_keys, api_key_file;
+  bool no_warmup = false;
   // Half a second of silence in a stream is not felt; people wait at a server.
   int64_t max_tokens = 0, max_burst_ms = 500;
   float temperature = 1, grace_s = 3, stuck_s = 120;
@@ -67,6 +68,7 @@ absl::Status Settle(Settings* s) {
   api->receipt_json = ReceiptJson;
   api->stuck_s = s->stuck_s;
   s->server.grace_s = s->grace_s;
+  s->service.warm_up = !s->no_warmup;
   s->service.max_burst_s = static_cast<double>(s->max_burst_ms) * 1e-3;
   if (!s->remote.wanted()) return absl::OkStatus();
   VC_ASSIGN_OR_RETURN(std::vector<std::unique_ptr<RemoteVerifier>> verifiers, s->remote.Connect());
@@ -133,6 +135,7 @@ void DeclareHttp(Flags* flags, Settings* s) {
                  &http->io_threads, 1, 64);
   flags->Real("--grace", "S", "Seconds that running requests have after SIGTERM (default 3)",
               &s->grace_s, 0, 86400);
+  flags->Switch("--no-warmup", "Time no passes before the first request", &s->no_warmup);
   flags->Real("--stuck-after", "S", "Health fails after a pass of so long (default 120)",
               &s->stuck_s, 1, 86400);
   flags->Name("--config", "FILE", "Settings: `flag = value` a line", &s->config);

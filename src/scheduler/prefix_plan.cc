@@ -41,6 +41,7 @@ class Planner {
   PrefixEstimate RemotePlain() const;
   PrefixEstimate BestRemote() const;
   double RowSeconds() const;
+  double RemoteLookupRate() const;
   double Provisional() const;
   PrefixWay PickWithVerifier(const PrefixPlan& plan) const;
   bool HasDraft() const { return in_.draft_tokens > 0 && in_.max_draft_len > 0; }
@@ -164,6 +165,15 @@ double Planner::RowSeconds() const {
   return static_cast<double>(in_.row_bytes) / rows_per_s;
 }
 
+// Tokens a second of questions about what look-up proposes.
+double Planner::RemoteLookupRate() const {
+  if (in_.lookup_run <= 0 || in_.max_draft_len == 0) return 0;
+  const double question_s = in_.remote_lookup_s > 0
+                                ? in_.remote_lookup_s
+                                : in_.verifier_round_trip_s + Verify(kLookupDraft, 1);
+  return in_.lookup_run / std::max(1e-9, question_s);
+}
+
 PrefixEstimate Planner::Remote() const {
   PrefixEstimate e;
   e.possible = in_.verifier && HasDraft();
@@ -183,6 +193,7 @@ PrefixEstimate Planner::Remote() const {
   }
   e.possible = e.draft_len > 0;
   if (in_.remote_tokens_per_s > 0) e.tokens_per_s = in_.remote_tokens_per_s;
+  e.tokens_per_s = std::max(e.tokens_per_s, RemoteLookupRate());
   e.first_s = std::max(in_.verifier_ready_s, draft_s + Provisional()) + first_round_s;
   const double emitted = ExpectedEmitted(in_.agreement, e.draft_len);
   e.last_s = e.first_s + std::max(0.0, static_cast<double>(in_.max_tokens) - emitted) /
@@ -199,6 +210,8 @@ PrefixEstimate Planner::RemotePlain() const {
   const double question_s = in_.verifier_round_trip_s + tokens * Verify(0, 1);
   e.tokens_per_s =
       in_.remote_plain_tokens_per_s > 0 ? in_.remote_plain_tokens_per_s : tokens / question_s;
+  // Look-up needs no draft KV; where there is one it is counted with that.
+  if (!HasDraft()) e.tokens_per_s = std::max(e.tokens_per_s, RemoteLookupRate());
   e.first_s = in_.verifier_ready_s + question_s;
   e.last_s = e.first_s + std::max(0.0, static_cast<double>(in_.max_tokens) - tokens) /
                              std::max(1e-9, e.tokens_per_s);

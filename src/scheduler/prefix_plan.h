@@ -49,7 +49,7 @@ struct PrefixPlanInput {
   double agreement = 0.8;      // expected per drafted token, in [0, 1]
   int max_draft_len = 0;       // of one draft; 0: nothing drafts
   int64_t draft_kv_bytes = 0;  // of the draft KV, as a pass reads it
-  // Tokens that a verification of kLookupDraft proposed ones gives here; 0: not known.
+  // Tokens that a verification of kLookupDraft proposed ones gives, here or there; 0: not known.
   double lookup_run = 0;
 
   bool verifier = false;  // one is there
@@ -60,6 +60,7 @@ struct PrefixPlanInput {
   int verifier_plain_tokens = 16;   // of a question without a draft
   // Tokens a second as measured; 0: predicted, as if the verifier's machine were this one.
   double remote_tokens_per_s = 0, remote_plain_tokens_per_s = 0;
+  double remote_lookup_s = 0;  // of a question of kLookupDraft proposed tokens; 0: predicted
 
   bool fits_here = true;  // this node has room for the full KV
   int num_active = 1;     // requests that decode here, this one included

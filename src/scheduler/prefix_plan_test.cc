@@ -190,6 +190,25 @@ TEST(PrefixPlan, MeasuredRatesOfAVerifierCount) {
   EXPECT_EQ(PlanPrefix(in, DraftingCosts()).way, PrefixWay::kRecompute);
 }
 
+// Look-up is as good there as here: what it gives here alone is no reason to leave.
+TEST(PrefixPlan, LookUpAtTheVerifierCounts) {
+  PrefixPlanInput in = WithVerifier(4096, 1000, 1000);
+  in.remote_tokens_per_s = in.remote_plain_tokens_per_s = 20;
+  in.remote_lookup_s = 0.05;
+  EXPECT_EQ(PlanPrefix(in, DraftingCosts()).way, PrefixWay::kLoad);
+  in.lookup_run = 6;
+  const PrefixPlan plan = PlanPrefix(in, DraftingCosts());
+  EXPECT_EQ(plan.way, PrefixWay::kRemote) << plan.reason;
+  EXPECT_DOUBLE_EQ(plan.of(PrefixWay::kRemote).tokens_per_s, 6 / 0.05);
+  EXPECT_DOUBLE_EQ(plan.of(PrefixWay::kRemotePlain).tokens_per_s, 20);
+  in.remote_lookup_s = 0;  // not measured: as if that machine were this one
+  EXPECT_GT(PlanPrefix(in, DraftingCosts()).of(PrefixWay::kRemote).tokens_per_s, 20);
+  in.remote_lookup_s = 0.05;
+  in.draft_tokens = 0;  // look-up needs no draft KV
+  EXPECT_DOUBLE_EQ(PlanPrefix(in, DraftingCosts()).of(PrefixWay::kRemotePlain).tokens_per_s,
+                   6 / 0.05);
+}
+
 TEST(PrefixPlan, WhatFindsNoRoomHereStaysAtTheVerifier) {
   PrefixPlanInput in = WithVerifier(4096, 10000);
   in.remote_tokens_per_s = in.remote_plain_tokens_per_s = 1;
