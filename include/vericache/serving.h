@@ -90,7 +90,8 @@ struct RemoteServiceStats {
   int64_t fallbacks = 0;  // of them, those that this node went on with for want of a verifier
   int64_t sessions = 0, failed_calls = 0, replies = 0;
   int64_t rounds = 0, drafted_tokens = 0, accepted_tokens = 0, emitted_tokens = 0;
-  int64_t ahead_tokens = 0;  // drafted while a question was away, and of use
+  int64_t ahead_tokens = 0;      // drafted while a question was away, and of use
+  int64_t looked_up_tokens = 0;  // of the drafted ones: found by look-up, without a pass
   int64_t provisional_rows = 0;
   uint64_t rows_bytes = 0;                        // exact K/V rows that came back
   uint64_t fetched_draft_bytes = 0;               // draft KVs that came from the store

@@ -90,7 +90,7 @@ struct RemoteHooks {
 // Sums over all requests.
 struct RemoteTotals {
   int64_t requests = 0, fallbacks = 0, failed_calls = 0, opened = 0, replies = 0;
-  int64_t rounds = 0, drafted = 0, accepted = 0, emitted = 0, ahead = 0;
+  int64_t rounds = 0, drafted = 0, accepted = 0, emitted = 0, ahead = 0, looked_up = 0;
   int64_t provisional_rows = 0;
   uint64_t rows_bytes = 0, draft_bytes = 0, full_bytes = 0;  // that crossed the link
   std::array<int64_t, kNumPrefixWays> ways{};                // requests, by what was picked

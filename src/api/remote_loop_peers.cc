@@ -157,6 +157,7 @@ void RemoteLoop::TakeTokens(Job* job, const Event& event) {
   totals_.accepted += stats.accepted - before.accepted;
   totals_.emitted += stats.remote_tokens - before.remote_tokens;
   totals_.ahead += stats.ahead_tokens - before.ahead_tokens;
+  totals_.looked_up += stats.looked_up - before.looked_up;
   totals_.rows_bytes += stats.rows_bytes - before.rows_bytes;
   const double now = NowSeconds() - job->added_s;
   RequestTimes& times = job->times;

@@ -113,6 +113,7 @@ void ServeLoop::PublishRemote() {
   stats.accepted_tokens = totals.accepted;
   stats.emitted_tokens = totals.emitted;
   stats.ahead_tokens = totals.ahead;
+  stats.looked_up_tokens = totals.looked_up;
   stats.provisional_rows = totals.provisional_rows;
   stats.rows_bytes = totals.rows_bytes;
   stats.fetched_draft_bytes = totals.draft_bytes;

@@ -153,6 +153,7 @@ struct Metrics::Families {
   Counter& remote_emitted = remote_tokens.Add({{"kind", "emitted"}});
   Counter& remote_drafted = remote_tokens.Add({{"kind", "drafted"}});
   Counter& remote_accepted = remote_tokens.Add({{"kind", "accepted"}});
+  Counter& remote_looked_up = remote_tokens.Add({{"kind", "looked_up"}});
   Counter& remote_ahead = remote_tokens.Add({{"kind", "ahead"}});
   Counter& remote_provisional = remote_tokens.Add({{"kind", "provisional"}});
   Family<Counter>& remote_bytes =
@@ -192,6 +193,7 @@ void Metrics::Families::FollowRemote(const RemoteServiceStats& s) {
       {&remote_drafted, s.drafted_tokens},
       {&remote_accepted, s.accepted_tokens},
       {&remote_ahead, s.ahead_tokens},
+      {&remote_looked_up, s.looked_up_tokens},
       {&remote_provisional, s.provisional_rows},
       {&remote_row_bytes, s.rows_bytes},
       {&remote_draft_bytes, s.fetched_draft_bytes},

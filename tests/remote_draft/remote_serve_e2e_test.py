@@ -77,18 +77,24 @@ class RemoteServing(remote.RemoteCase):
         urls = [f"http://127.0.0.1:{self.verifier()[1]}" for _ in range(2)]
         server = self.serve(*urls)
         prompts = self.prompts(8)
+        looked_up = 0
         for sampling, args in (({}, ()), ({"temperature": 0.8, "seed": 5},
                                           ("--temp", "0.8", "--seed", "5"))):
             replies = self.ask_all(server, prompts, **sampling)
             for prompt, reply in zip(prompts, replies):
                 self.expect_same(reply, self.alone(prompt, *args))
-                self.assertEqual(self.way(reply)["fallback"], "")
+                way = self.way(reply)
+                self.assertEqual(way["fallback"], "")
+                looked_up += way["looked_up"]
         self.assertEqual(self.metric(server, 'vericache_remote_choices_total{event="begun"}'), 16)
         self.assertEqual(
             self.metric(server, 'vericache_remote_choices_total{event="fallback"}'), 0)
         self.assertEqual(self.metric(server, 'vericache_remote_verifiers{state="up"}'), 2)
         rounds = self.metric(server, "vericache_remote_rounds_total")
         self.assertGreater(rounds, 0)
+        self.assertGreater(looked_up, 0)
+        self.assertEqual(
+            self.metric(server, 'vericache_remote_tokens_total{kind="looked_up"}'), looked_up)
         self.assertEqual(self.metric(server, "vericache_remote_question_seconds_count"), rounds)
         self.assertGreater(self.metric(server, 'vericache_remote_bytes_total{kind="drafts"}'), 0)
         self.assertEqual(server.stop(), 0)
