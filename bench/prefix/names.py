@@ -10,10 +10,11 @@ REMOTE, REMOTE_AGAIN = "remote drafting", "remote drafting, prefix in the verifi
 CHOSEN, CHOSEN_AGAIN = "with a verifier, as it chooses", "as it chooses, the next request"
 # Many.
 STAGGERED, LOCK_STEP = "remote drafting, staggered", "remote drafting, lock-step"
+CHOSEN_MANY = "with a verifier, as each chooses"
 
 ONE = [RECOMPUTE, LOAD_FULL, LOAD_DRAFT, AT_STORE, AT_STORE_AGAIN, DRAFT_FIRST, REMOTE,
        REMOTE_AGAIN, CHOSEN, CHOSEN_AGAIN]
-MANY = [LOAD_FULL, AT_STORE, STAGGERED, LOCK_STEP]
+MANY = [LOAD_FULL, AT_STORE, STAGGERED, LOCK_STEP, CHOSEN_MANY]
 # What a controller without remote drafting could have picked. The store's own node takes part only
 # where it has time for whole requests; the report says both.
 ALTERNATIVES = [RECOMPUTE, LOAD_FULL, LOAD_DRAFT, DRAFT_FIRST]

@@ -210,7 +210,8 @@ def main():
         bench_path.BENCH / "results" / f"prefix-{args.model_path.stem}-{args.tokens}.jsonl")
     rounds = Rounds(args, common, path)
     for context in args.contexts:
-        args.ctx = names.CONTEXTS[context] * 5 // 4 + 1024
+        # Longer than what models are trained for would need rope scaling.
+        args.ctx = min(names.CONTEXTS[context] * 5 // 4 + 1024, max(names.CONTEXTS.values()))
         folder = args.work / f"{args.model_path.stem}-{common['model_sha256'][:12]}" / context
         folder /= re.sub(r"[^\w.]", "-", args.draft)
         prefix = prefixes.Prefix(folder, context, args.vericache, args.model_path, args.draft,

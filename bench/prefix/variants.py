@@ -137,23 +137,29 @@ class Many:
             return {names.AT_STORE: self.ask("off", scene.FAR_PORT)}
 
     def staggered(self):
-        return {names.STAGGERED: self.remote()}
+        return {names.STAGGERED: self.remote("remote")}
+
+    def chosen(self):
+        return {names.CHOSEN_MANY: self.remote("auto")}
 
     def lock_step(self):
         if not self.features.has("verifier", "--lock-step"):
             raise scene.Failed("this build's verifier has no --lock-step")
-        return {names.LOCK_STEP: self.remote("--lock-step")}
+        return {names.LOCK_STEP: self.remote("remote", "--lock-step")}
 
-    def remote(self, *more):
+    def remote(self, plan, *more):
         if not self.features.has("serve", "--verifier"):
             raise scene.Failed("this build's serve has no --verifier")
         with contextlib.ExitStack() as stack:
             stack.enter_context(self.place.far("verifier", scene.VERIFIER_PORT, *more))
             for node in self.place.nodes:
                 flags = self.place.store_flags(node) + self.place.verifier_flags(node)
+                if self.features.has("serve", "--prefix-plan"):
+                    flags += ["--prefix-plan", plan]
                 stack.enter_context(self.place.serving(node, *flags))
             return self.ask(self.draft)
 
     def all(self):
         return {names.LOAD_FULL: self.load_full, names.AT_STORE: self.at_store,
-                names.STAGGERED: self.staggered, names.LOCK_STEP: self.lock_step}
+                names.STAGGERED: self.staggered, names.LOCK_STEP: self.lock_step,
+                names.CHOSEN_MANY: self.chosen}

@@ -35,6 +35,8 @@ struct BatchOptions {
   bool timeline = false;   // fill BatchReport::timeline
   int max_running = 64;    // requests that are worked on at once
   double max_burst_s = 0;  // time to the next verified token is capped; 0: no cap
+  // An engine that has run no pass yet times a few first (ServiceOptions::warm_up).
+  bool warm_up = false;
   // After each finished or failed request, in order of finishing: its index and what it became.
   // False stops the batch; what is unfinished ends as kCancelled and is not told.
   std::function<bool(size_t idx, const absl::StatusOr<Completion>& result)> on_finished;

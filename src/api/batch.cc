@@ -10,6 +10,7 @@
 #include "api/engine_impl.h"
 #include "api/prefix_arrival.h"
 #include "api/request_loop.h"
+#include "api/warm_up.h"
 #include "base/common_tokens.h"
 #include "base/status_macros.h"
 #include "engine/prefix_loader.h"
@@ -328,6 +329,7 @@ std::vector<absl::StatusOr<Completion>> Engine::GenerateBatch(absl::Span<const R
                                                               const BatchOptions& options,
                                                               BatchReport* report) {
   const double start = NowSeconds();
+  if (options.warm_up) WarmUpOnce(impl_.get());
   BatchRun run(impl_.get(), requests, options);
   run.Run();
   impl_->LimitPrefixes(impl_->options.kv_memory);

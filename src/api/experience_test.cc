@@ -47,8 +47,7 @@ TEST(Experience, WarmingUpTeachesCostsAndLeavesNothing) {
     EXPECT_FALSE(impl->Learned()->acceptance.Tried(DraftMode::kPlain));
     PassShape step;
     step.AddFull(1, 64, 1);
-    EXPECT_NE(impl->Learned()->costs.PassSeconds(step),
-              CostModel(guess, 1e9).PassSeconds(step));
+    EXPECT_NE(impl->Learned()->costs.PassSeconds(step), CostModel(guess, 1e9).PassSeconds(step));
     Request request;
     for (int i = 0; i < 80; ++i) request.prompt_token_ids.push_back(i * 7 % 50);
     request.max_tokens = 12;

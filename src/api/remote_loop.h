@@ -38,6 +38,11 @@
 
 namespace vericache {
 
+struct WorkHere {
+  int requests = 0;
+  int64_t prompt_rows = 0;  // of them, still to be computed
+};
+
 struct RemoteLoopOptions {
   RemoteOptions remote;
   int64_t max_pass_rows = 512;  // provisional rows of one pass, all requests together
@@ -49,8 +54,8 @@ struct RemoteLoopOptions {
   uint64_t kept_drafts = uint64_t{256} << 20;  // of it, at most, for later requests
   // A verifier that was lost is left alone for so long, then for longer.
   BreakerOptions breaker{.failures = 1};
-  // Requests that decode here. May be empty: none.
-  std::function<int()> num_here;
+  // What this node computes without a verifier. May be empty: nothing.
+  std::function<WorkHere()> work_here;
   // The verifiers are the loop's alone: its end need not wait for calls that hang.
   bool interrupts = false;
   // Something has come back: Step() has work. From any thread. May be empty.
@@ -164,6 +169,8 @@ class RemoteLoop {
   double LookupRunOf(const Sequence& s) const;
   void ObserveLookup(const Sequence& s);
   PrefixPlanInput PlanInputOf(const Job& job) const;
+  void AddCrowd(const Job& job, PrefixPlanInput* in) const;
+  int64_t PromptRowsBefore(const Job& job) const;
   void TakeWay(Job* job, PrefixWay way, const PrefixPlanInput& in);
   bool StartLoad(Job* job);
   void DropLoad(Job* job);

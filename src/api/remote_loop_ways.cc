@@ -100,6 +100,7 @@ PrefixPlanInput RemoteLoop::PlanInputOf(const Job& job) const {
   if (looks_up) in.lookup_run = LookupRunOf(s);
   in.max_draft_len = request.draft_len > 0 ? request.draft_len : kMaxDraftLen;
   in.verifier = true;
+  AddCrowd(job, &in);
   RemoteLengthLimits limits = LimitsOf(job);
   limits.may_be_plain = false;
   const RemoteLength remote =
@@ -112,16 +113,45 @@ PrefixPlanInput RemoteLoop::PlanInputOf(const Job& job) const {
     in.remote_lookup_s = remote.round_trip_s + remote.verify_s + kLookupDraft * remote.row_s;
   }
   if (s.num_emitted() == 0) {
-    const CostModel& costs = impl_->Learned()->costs;
     const double near_bytes_per_s = std::max(kNearBytesPerSecond, in.link_bytes_per_s);
     const double load_s =
         job.begins_like_earlier ? 0 : static_cast<double>(in.full_bytes) / near_bytes_per_s;
-    const double ready_s = load_s + PrefillSeconds(costs, in.prefix_tokens, in.prompt_tokens);
+    const double ready_s = load_s + PrefillSeconds(impl_->Learned()->costs, in.prefix_tokens,
+                                                   in.prompt_tokens + PromptRowsBefore(job));
     in.verifier_ready_s = std::max(0.0, ready_s - (NowSeconds() - job.added_s));
   }
   in.fits_here = job.hooks.fits_here && job.hooks.fits_here(s);
-  in.num_active = 1 + (options_.num_here ? options_.num_here() : 0);
   return in;
+}
+
+// Rows of prompts that the verifier computes before this one's: of requests that came earlier.
+int64_t RemoteLoop::PromptRowsBefore(const Job& job) const {
+  int64_t rows = 0;
+  for (const auto& [id, other] : jobs_) {
+    if (id >= job.id || other->leaves || other->state.sequence().num_emitted() > 0) continue;
+    rows += std::ssize(other->state.sequence().tokens) - other->stored_tokens;
+  }
+  return rows;
+}
+
+// Who would share passes with it, here and there: without that all of a crowd would leave, each as
+// if it were alone.
+void RemoteLoop::AddCrowd(const Job& job, PrefixPlanInput* in) const {
+  WorkHere here = options_.work_here ? options_.work_here() : WorkHere();
+  int num_remote = 1;
+  for (const auto& [id, other] : jobs_) {
+    if (other.get() == &job) continue;
+    if (!other->leaves) {
+      ++num_remote;
+      continue;
+    }
+    ++here.requests;
+    here.prompt_rows += std::ssize(other->state.sequence().tokens) - other->stored_tokens;
+  }
+  in->num_active = 1 + here.requests;
+  in->num_remote = num_remote;
+  in->prompts_ahead_s = PrefillSeconds(impl_->Learned()->costs, in->prompt_tokens,
+                                       in->prompt_tokens + here.prompt_rows);
 }
 
 void RemoteLoop::ChooseWay(Job* job) {

@@ -64,7 +64,7 @@ ServeLoop::ServeLoop(Engine* engine, const ServiceOptions& options,
   for (const auto& verifier : options_.verifiers) verifiers.push_back(verifier.get());
   if (verifiers.empty()) return;
   RemoteLoopOptions remote = RemoteOptionsOf(*impl_, options_, on_event_);
-  remote.num_here = [this] { return static_cast<int>(num_here()); };
+  remote.work_here = [this] { return work_here(); };
   remote_ = std::make_unique<RemoteLoop>(impl_, std::move(verifiers), std::move(remote));
 }
 
@@ -72,6 +72,16 @@ size_t ServeLoop::num_here() const {
   return std::count_if(active_.begin(), active_.end(), [](const auto& choice) {
     return choice->remote_id == 0 && choice->load == nullptr;
   });
+}
+
+WorkHere ServeLoop::work_here() const {
+  WorkHere work;
+  for (const auto& choice : active_) {
+    if (choice->remote_id != 0) continue;
+    ++work.requests;
+    work.prompt_rows += std::max<int64_t>(0, std::ssize(choice->job->prompt) - choice->prompt_done);
+  }
+  return work;
 }
 
 bool ServeLoop::ready() const {
@@ -186,10 +196,9 @@ LoopHooks ServeLoop::MakeHooks(ServeChoice* choice) {
   LoopHooks hooks;
   // A chunk's end, or a part of the scores that a spec wants, which take more than one pass.
   hooks.on_prefill = [this, choice](int64_t done, int64_t total) {
-    if (!choice->answering) {  // not computed again after a preemption
-      choice->prompt_done = done;
-      if (choice->index == 0) choice->stream->SendPrefill(done, total);
-    }
+    choice->prompt_done = done;
+    // One that answers computes it again: after a preemption, or a verifier began the answer.
+    if (!choice->answering && choice->index == 0) choice->stream->SendPrefill(done, total);
     return !wants_cancel_(choice->job->id);
   };
   hooks.on_step = [this, choice](const Sequence& s) { return OnStep(choice, s); };

@@ -90,6 +90,7 @@ class ServeLoop {
   void AddHere(ServeChoice* choice);
   // In the request loop.
   size_t num_here() const;
+  WorkHere work_here() const;
 
   Engine* const engine_;
   EngineAccess::Impl* const impl_;

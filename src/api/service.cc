@@ -202,10 +202,7 @@ absl::StatusOr<std::unique_ptr<CompletionService>> StartService(std::unique_ptr<
   if (!(options.verifier_pause_s > 0) || options.verifier_pause_s > 1e6)
     return absl::InvalidArgumentError("verifier_pause_s must be above 0");
   VC_RETURN_IF_ERROR(CheckRemoteOptions(options.remote));
-  EngineAccess::Impl* impl = EngineAccess::Of(engine.get());
-  if (options.warm_up)
-    if (const absl::Status status = WarmUp(impl); !status.ok())
-      impl->Tell(StrCat("not warmed up: ", status.message()));
+  if (options.warm_up) WarmUpOnce(EngineAccess::Of(engine.get()));
   return std::make_unique<Service>(std::move(engine), options);
 }
 

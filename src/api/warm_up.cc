@@ -4,6 +4,7 @@
 
 #include "api/synthetic_kv.h"
 #include "base/status_macros.h"
+#include "base/text.h"
 #include "engine/verifier.h"
 
 namespace vericache {
@@ -20,7 +21,7 @@ struct Shape {
 
 // The first one brings weights into caches and is not learned from. Most telling first: a slow
 // machine does not come to the end.
-constexpr Shape kShapes[] = {{true, 0}, {true, 0},  {true, 8},  {false, 0},
+constexpr Shape kShapes[] = {{true, 0},  {true, 0},  {true, 8}, {false, 0},
                              {true, 31}, {false, 8}, {true, 0}, {true, 8}};
 
 int64_t DepthOf(const EngineAccess::Impl& impl) {
@@ -70,6 +71,12 @@ absl::Status WarmUp(EngineAccess::Impl* impl) {
     is_warm = true;
   }
   return absl::OkStatus();
+}
+
+void WarmUpOnce(EngineAccess::Impl* impl) {
+  if (impl->Learned()->costs.num_passes() > 0) return;
+  if (const absl::Status status = WarmUp(impl); !status.ok())
+    impl->Tell(StrCat("not warmed up: ", status.message()));
 }
 
 }  // namespace vericache

@@ -13,4 +13,7 @@ namespace vericache {
 // where the context or half of the KV budget is smaller. ERRORS: kResourceExhausted.
 absl::Status WarmUp(EngineAccess::Impl* impl);
 
+// The same for an engine that has timed nothing yet; what fails is told and does no harm.
+void WarmUpOnce(EngineAccess::Impl* impl);
+
 }  // namespace vericache

@@ -37,7 +37,7 @@ struct Settings {
   int64_t max_tokens = Request().max_tokens;
   int64_t max_burst_ms = 0;
   int max_running = BatchOptions().max_running;
-  bool lock_step = false, ignore_eos = false;
+  bool lock_step = false, ignore_eos = false, no_warmup = false;
 };
 
 absl::Status CheckSettings(const Settings& s) {
@@ -93,6 +93,7 @@ class BatchRun {
     if (requests.empty()) return absl::OkStatus();
     BatchOptions options;
     options.lock_step = settings_.lock_step;
+    options.warm_up = !settings_.no_warmup;
     options.timeline = !settings_.timeline.empty();
     options.max_running = settings_.max_running;
     options.max_burst_s = static_cast<double>(settings_.max_burst_ms) * 1e-3;
@@ -243,6 +244,7 @@ CommandBody DeclareBatch(Flags* flags) {
   flags->Integer("-n,--max-tokens", "N", "Tokens an answer at most (default 256)", &s->max_tokens,
                  0, int64_t{1} << 31);
   flags->Switch("--ignore-eos", "Go on after an end token, up to -n tokens", &s->ignore_eos);
+  flags->Switch("--no-warmup", "Time no passes before the first request", &s->no_warmup);
   flags->Integer("--max-running", "N", "Requests worked on at once (default 64)", &s->max_running,
                  1, kMaxRunningMax);
   flags->Integer("--max-burst-ms", "MS",

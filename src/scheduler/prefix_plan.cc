@@ -66,16 +66,20 @@ double Planner::Verify(int draft_len, int num_sharing) const {
   return costs_.PassSeconds(shape);
 }
 
-// Of a token where the full KV is here: plain, by look-up, or in rounds of the best length.
+// Of a token where the full KV is here: plain, by look-up, or in rounds of the best length. Passes
+// take turns with those that draft for the others, who stay with the verifier.
 double Planner::TokenSeconds() const {
   const int n = in_.num_active;
-  double best = Verify(0, n);
+  PassShape drafts;
+  for (int i = 1; i < in_.num_remote; ++i) drafts.AddDraft(1, in_.draft_kv_bytes);
+  const double turn_s = in_.num_remote > 1 ? costs_.PassSeconds(drafts) : 0;
+  double best = Verify(0, n) + turn_s;
   if (in_.lookup_run > 0 && in_.max_draft_len > 0)
-    best = std::min(best, Verify(kLookupDraft, n) / in_.lookup_run);
+    best = std::min(best, (Verify(kLookupDraft, n) + turn_s) / in_.lookup_run);
   for (const int len : kLengths) {
     if (len > in_.max_draft_len) break;
-    best =
-        std::min(best, (len * DraftStep() + Verify(len, n)) / ExpectedEmitted(in_.agreement, len));
+    const double round_s = len * (DraftStep() + turn_s) + Verify(len, n) + turn_s;
+    best = std::min(best, round_s / ExpectedEmitted(in_.agreement, len));
   }
   return best;
 }
@@ -97,7 +101,7 @@ PrefixEstimate Planner::Recompute() const {
   e.possible = in_.fits_here;
   const double token_s = TokenSeconds();
   e.tokens_per_s = 1 / token_s;
-  e.first_s = Prefill(in_.known_tokens, in_.prompt_tokens);
+  e.first_s = in_.prompts_ahead_s + Prefill(in_.known_tokens, in_.prompt_tokens);
   e.last_s = e.first_s + static_cast<double>(in_.max_tokens - 1) * token_s;
   return e;
 }
@@ -112,7 +116,8 @@ PrefixEstimate Planner::Load() const {
   const double token_s = TokenSeconds();
   e.tokens_per_s = 1 / token_s;
   e.link_bytes = in_.full_bytes;
-  e.first_s = full_s + Prefill(have, in_.prompt_tokens);
+  const double begin_s = std::max(full_s, in_.prompts_ahead_s);
+  e.first_s = begin_s + Prefill(have, in_.prompt_tokens);
   // A verifier answers meanwhile; what it has emitted is computed here with the prompt's rest.
   const PrefixEstimate remote = BestRemote();
   double emitted = 1;
@@ -121,7 +126,7 @@ PrefixEstimate Planner::Load() const {
     e.first_s = remote.first_s;
     emitted += (full_s - remote.first_s) * remote.tokens_per_s * kRemoteBesideLoad;
     emitted = std::min(emitted, static_cast<double>(in_.max_tokens));
-    ready_s = full_s + Prefill(have, in_.prompt_tokens + static_cast<int64_t>(emitted));
+    ready_s = begin_s + Prefill(have, in_.prompt_tokens + static_cast<int64_t>(emitted));
   }
   e.last_s = ready_s + (static_cast<double>(in_.max_tokens) - emitted) * token_s;
   return e;
@@ -170,7 +175,7 @@ double Planner::RemoteLookupRate() const {
   if (in_.lookup_run <= 0 || in_.max_draft_len == 0) return 0;
   const double question_s = in_.remote_lookup_s > 0
                                 ? in_.remote_lookup_s
-                                : in_.verifier_round_trip_s + Verify(kLookupDraft, 1);
+                                : in_.verifier_round_trip_s + Verify(kLookupDraft, in_.num_remote);
   return in_.lookup_run / std::max(1e-9, question_s);
 }
 
@@ -184,8 +189,8 @@ PrefixEstimate Planner::Remote() const {
   for (const int len : kLengths) {
     if (len > in_.max_draft_len) break;
     const double emitted = ExpectedEmitted(in_.agreement, len);
-    const double round_s =
-        len * DraftStep() + in_.verifier_round_trip_s + Verify(len, 1) + emitted * RowSeconds();
+    const double round_s = len * DraftStep() + in_.verifier_round_trip_s +
+                           Verify(len, in_.num_remote) + emitted * RowSeconds();
     if (emitted / round_s <= e.tokens_per_s) continue;
     e.tokens_per_s = emitted / round_s;
     e.draft_len = len;
@@ -207,7 +212,7 @@ PrefixEstimate Planner::RemotePlain() const {
   e.possible = in_.verifier;
   if (!e.possible) return e;
   const double tokens = std::max(1, in_.verifier_plain_tokens);
-  const double question_s = in_.verifier_round_trip_s + tokens * Verify(0, 1);
+  const double question_s = in_.verifier_round_trip_s + tokens * Verify(0, in_.num_remote);
   e.tokens_per_s =
       in_.remote_plain_tokens_per_s > 0 ? in_.remote_plain_tokens_per_s : tokens / question_s;
   // Look-up needs no draft KV; where there is one it is counted with that.

@@ -62,8 +62,10 @@ struct PrefixPlanInput {
   double remote_tokens_per_s = 0, remote_plain_tokens_per_s = 0;
   double remote_lookup_s = 0;  // of a question of kLookupDraft proposed tokens; 0: predicted
 
-  bool fits_here = true;  // this node has room for the full KV
-  int num_active = 1;     // requests that decode here, this one included
+  bool fits_here = true;       // this node has room for the full KV
+  int num_active = 1;          // requests that would decode here, this one included
+  int num_remote = 1;          // of this node at the verifier, this one included
+  double prompts_ahead_s = 0;  // that this node computes for others before this one's prompt
 };
 
 struct PrefixEstimate {

@@ -219,6 +219,29 @@ TEST(PrefixPlan, WhatFindsNoRoomHereStaysAtTheVerifier) {
   EXPECT_NE(plan.reason.find("no room here"), std::string::npos) << plan.reason;
 }
 
+// Of many that begin at once not all leave: each counts those here, those who stay, and the prompts
+// that have to be computed before its own.
+TEST(PrefixPlan, ACrowdIsCounted) {
+  PrefixPlanInput in = WithVerifier(8192, 10000);
+  in.remote_plain_tokens_per_s = 0;  // not measured
+  const PrefixPlan alone = PlanPrefix(in, DraftingCosts());
+  in.num_remote = 12;
+  const PrefixPlan among = PlanPrefix(in, DraftingCosts());
+  for (const PrefixWay way : {PrefixWay::kRemote, PrefixWay::kRemotePlain}) {
+    EXPECT_GT(among.of(way).last_s, 1.5 * alone.of(way).last_s);
+  }
+  // Drafts for those that stay take turns with this one's passes.
+  EXPECT_LT(among.of(PrefixWay::kLoad).tokens_per_s, alone.of(PrefixWay::kLoad).tokens_per_s);
+  in.num_remote = 1;
+  in.num_active = 12;
+  in.prompts_ahead_s = 5;
+  const PrefixPlan late = PlanPrefix(in, DraftingCosts());
+  EXPECT_GE(late.way, PrefixWay::kRemote) << late.reason;
+  EXPECT_GT(late.of(PrefixWay::kLoad).last_s, 5);
+  EXPECT_GE(late.of(PrefixWay::kRecompute).first_s,
+            5 + alone.of(PrefixWay::kRecompute).first_s - 1e-9);
+}
+
 // Many at once share passes here, and one link.
 TEST(PrefixPlan, OthersMakeThisNodeAndItsLinkSlower) {
   PrefixPlanInput in = WithVerifier(8192, 10000);

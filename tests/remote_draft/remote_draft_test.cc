@@ -448,14 +448,18 @@ TEST_F(RemoteDraftTest, LookUpProposesWithoutAPass) {
       request.sampling.seed = 5;
       request.ignore_eos = true;
       const RemoteStats stats = ExpectSame(request, {host_.get()}, options);
-      looked_up += stats.looked_up;
-      accepted += stats.accepted;
+      EXPECT_LE(stats.looked_up, stats.drafted);
+      if (spec[0] == 's') {  // nothing else proposes
+        EXPECT_EQ(stats.looked_up, stats.drafted);
+        looked_up += stats.looked_up;
+        accepted += stats.accepted;
+      }
       request.propose = "off";
       EXPECT_EQ(ExpectSame(request, {host_.get()}, options).looked_up, 0);
     }
   }
   EXPECT_GT(looked_up, 0);
-  EXPECT_GT(accepted, 0);
+  EXPECT_GT(4 * accepted, looked_up);  // wrong proposals would hold by chance alone
 }
 
 TEST_F(RemoteDraftTest, AVerifierOfAnotherModelIsRefused) {
