@@ -214,6 +214,7 @@ class StubService : public CompletionService {
   ServiceStats stats() const override {
     const std::lock_guard<std::mutex> lock(mutex_);
     ServiceStats stats = stats_;
+    stats.remote.ways = {{"remote", 0}};  // as a service with a verifier begins
     stats.waiting = static_cast<int64_t>(waiting_.size());
     stats.running = static_cast<int64_t>(running_.size());
     if (!waiting_.empty() || !running_.empty())
