@@ -60,5 +60,20 @@ TEST(Experience, WarmingUpTeachesCostsAndLeavesNothing) {
   }
 }
 
+// Fewer tokens than a block, and than the passes have rows.
+TEST(Experience, WarmingUpWithASmallContext) {
+  EngineOptions options;
+  options.model_path = "tests/golden/model/qwen2_untied.gguf";
+  options.context_length = 16;
+  const auto engine = Engine::Load(options);
+  ASSERT_TRUE(engine.ok()) << engine.status();
+  EngineAccess::Impl* impl = EngineAccess::Of(engine->get());
+  WarmUpOnce(impl);
+  const int64_t passes = impl->Learned()->costs.num_passes();
+  EXPECT_GE(passes, 1);
+  WarmUpOnce(impl);  // it has timed some: nothing to do
+  EXPECT_EQ(impl->Learned()->costs.num_passes(), passes);
+}
+
 }  // namespace
 }  // namespace vericache
