@@ -32,6 +32,11 @@ def result_of(questions, answers, wall_s, down, up):
     }
 
 
+def with_verifier_flags(place, features, node, plan):
+    flags = place.store_flags(node) + place.verifier_flags(node)
+    return flags + (["--prefix-plan", plan] if features.has("serve", "--prefix-plan") else [])
+
+
 class One:
     """One request on one node."""
 
@@ -84,11 +89,9 @@ class One:
         return self.with_verifier(names.CHOSEN, names.CHOSEN_AGAIN, "auto")
 
     def with_verifier(self, first, again, plan):
-        flags = self.place.store_flags(self.node) + self.place.verifier_flags(self.node)
+        flags = with_verifier_flags(self.place, self.features, self.node, plan)
         # A node that chooses for itself has the RAM that it has by default.
         memory = [] if plan == "auto" else ["--prefix-memory", 0]
-        if self.features.has("serve", "--prefix-plan"):
-            flags += ["--prefix-plan", plan]
         asked = (first, self.question), (again, self.again)
         with contextlib.ExitStack() as stack:
             stack.enter_context(self.place.far("verifier", scene.VERIFIER_PORT))
@@ -153,9 +156,7 @@ class Many:
         with contextlib.ExitStack() as stack:
             stack.enter_context(self.place.far("verifier", scene.VERIFIER_PORT, *more))
             for node in self.place.nodes:
-                flags = self.place.store_flags(node) + self.place.verifier_flags(node)
-                if self.features.has("serve", "--prefix-plan"):
-                    flags += ["--prefix-plan", plan]
+                flags = with_verifier_flags(self.place, self.features, node, plan)
                 stack.enter_context(self.place.serving(node, *flags))
             return self.ask(self.draft)
 

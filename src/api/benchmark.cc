@@ -90,14 +90,9 @@ absl::Status Benchmark::Impl::Check(int64_t depth, int64_t work, const char* wha
 
 // `depth` positions with K/V, then `num_new` tokens without.
 std::unique_ptr<Sequence> Benchmark::Impl::SequenceAt(int64_t depth, int64_t num_new) {
-  const int64_t num_ids = engine.tokenizer->vocab_size();
-  auto s = std::make_unique<Sequence>(full.Fork(depth), Sampler({}, engine.model->config.vocab_size,
-                                                                num_ids, engine.model->kernels));
-  s->tokens.assign(ids.begin(), ids.begin() + depth + num_new);
-  s->num_prompt = depth + num_new;
+  auto s =
+      SequenceOverSynthetic(engine, full, depth, absl::MakeConstSpan(ids).first(depth + num_new));
   s->max_tokens = engine.info.context_length - s->num_prompt;
-  s->spec.enabled = false;
-  s->ends_generation = [](TokenId) { return false; };
   s->rounds.reserve(kMaxDraftLen);
   return s;
 }

@@ -6,16 +6,27 @@
 namespace vericache {
 namespace {
 
-TEST(Experience, IsTheEnginesAndNotOneCalls) {
+EngineOptions SmallModel() {
   EngineOptions options;
   options.model_path = "tests/golden/model/qwen2_untied.gguf";
-  options.num_threads = 1;
-  const auto engine = Engine::Load(options);
-  ASSERT_TRUE(engine.ok()) << engine.status();
+  options.num_threads = 2;
+  return options;
+}
+
+Request Question() {
   Request request;
   for (int i = 0; i < 80; ++i) request.prompt_token_ids.push_back(i * 7 % 50);
   request.max_tokens = 12;
   request.ignore_eos = true;
+  return request;
+}
+
+TEST(Experience, IsTheEnginesAndNotOneCalls) {
+  EngineOptions options = SmallModel();
+  options.num_threads = 1;
+  const auto engine = Engine::Load(options);
+  ASSERT_TRUE(engine.ok()) << engine.status();
+  Request request = Question();
   request.draft = "int4";
   request.draft_len = 3;
   ASSERT_TRUE((*engine)->Generate(request).ok());
@@ -29,12 +40,10 @@ TEST(Experience, IsTheEnginesAndNotOneCalls) {
   EXPECT_NE(first->costs.relative_error(), error);  // the second call has taught it, too
 }
 
-// Times of a few passes and nothing else stays; a budget is kept to.
+// Times of a few passes and nothing else stays, with and without a budget.
 TEST(Experience, WarmingUpTeachesCostsAndLeavesNothing) {
   for (const uint64_t kv_memory : {uint64_t{0}, uint64_t{1} << 20}) {
-    EngineOptions options;
-    options.model_path = "tests/golden/model/qwen2_untied.gguf";
-    options.num_threads = 2;
+    EngineOptions options = SmallModel();
     options.kv_memory = kv_memory;
     options.kv_dir = testing::TempDir();
     const auto cold = Engine::Load(options), warm = Engine::Load(options);
@@ -48,11 +57,7 @@ TEST(Experience, WarmingUpTeachesCostsAndLeavesNothing) {
     PassShape step;
     step.AddFull(1, 64, 1);
     EXPECT_NE(impl->Learned()->costs.PassSeconds(step), CostModel(guess, 1e9).PassSeconds(step));
-    Request request;
-    for (int i = 0; i < 80; ++i) request.prompt_token_ids.push_back(i * 7 % 50);
-    request.max_tokens = 12;
-    request.ignore_eos = true;
-    const auto a = (*cold)->Generate(request), b = (*warm)->Generate(request);
+    const auto a = (*cold)->Generate(Question()), b = (*warm)->Generate(Question());
     ASSERT_TRUE(a.ok() && b.ok());
     EXPECT_EQ(a->token_ids, b->token_ids);
     EXPECT_EQ(a->logits_hash, b->logits_hash);
@@ -62,8 +67,7 @@ TEST(Experience, WarmingUpTeachesCostsAndLeavesNothing) {
 
 // Fewer tokens than a block, and than the passes have rows.
 TEST(Experience, WarmingUpWithASmallContext) {
-  EngineOptions options;
-  options.model_path = "tests/golden/model/qwen2_untied.gguf";
+  EngineOptions options = SmallModel();
   options.context_length = 16;
   const auto engine = Engine::Load(options);
   ASSERT_TRUE(engine.ok()) << engine.status();

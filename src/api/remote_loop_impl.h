@@ -51,6 +51,8 @@ struct RemoteLoop::Job {
   Job(const EngineAccess::Impl* impl, std::unique_ptr<Sequence> s, const Request& request)
       : state(impl, std::move(s), request) {}
   bool asking() const { return calling && !session.empty(); }
+  // Rows that have to be computed wherever its answer begins.
+  int64_t prompt_rows() const { return std::ssize(state.sequence().tokens) - stored_tokens; }
 };
 
 // What a worker has brought back.

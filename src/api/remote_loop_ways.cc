@@ -129,7 +129,7 @@ int64_t RemoteLoop::PromptRowsBefore(const Job& job) const {
   int64_t rows = 0;
   for (const auto& [id, other] : jobs_) {
     if (id >= job.id || other->leaves || other->state.sequence().num_emitted() > 0) continue;
-    rows += std::ssize(other->state.sequence().tokens) - other->stored_tokens;
+    rows += other->prompt_rows();
   }
   return rows;
 }
@@ -146,7 +146,7 @@ void RemoteLoop::AddCrowd(const Job& job, PrefixPlanInput* in) const {
       continue;
     }
     ++here.requests;
-    here.prompt_rows += std::ssize(other->state.sequence().tokens) - other->stored_tokens;
+    here.prompt_rows += other->prompt_rows();
   }
   in->num_active = 1 + here.requests;
   in->num_remote = num_remote;

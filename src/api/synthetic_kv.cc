@@ -50,4 +50,16 @@ absl::Status FillSynthetic(int64_t num_tokens, uint64_t seed, ThreadPool* pool, 
   return absl::OkStatus();
 }
 
+std::unique_ptr<Sequence> SequenceOverSynthetic(const EngineAccess::Impl& impl, const FullKv& full,
+                                                int64_t depth, absl::Span<const TokenId> tokens) {
+  auto s = std::make_unique<Sequence>(
+      full.Fork(depth), Sampler({}, impl.model->config.vocab_size, impl.tokenizer->vocab_size(),
+                                impl.model->kernels));
+  s->tokens.assign(tokens.begin(), tokens.end());
+  s->num_prompt = std::ssize(tokens);
+  s->spec.enabled = false;
+  s->ends_generation = [](TokenId) { return false; };
+  return s;
+}
+
 }  // namespace vericache

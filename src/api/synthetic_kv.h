@@ -1,9 +1,12 @@
-// Full KV of pseudo-random numbers, for benchmarks (internal to src/api).
+// Full KV of pseudo-random numbers, for benchmarks and warm-up (internal to src/api).
 #pragma once
 
 #include <cstdint>
+#include <memory>
 
 #include "absl/status/status.h"
+#include "absl/types/span.h"
+#include "api/engine_impl.h"
 #include "base/thread_pool.h"
 #include "kv/full_kv.h"
 
@@ -13,5 +16,11 @@ namespace vericache {
 // same for the same seed on every machine and with any number of threads.
 // ERRORS: kResourceExhausted.
 absl::Status FillSynthetic(int64_t num_tokens, uint64_t seed, ThreadPool* pool, FullKv* full);
+
+// Greedy, without a draft KV or an end of its own: the first `depth` positions of `full`, and
+// `tokens` as its prompt. max_tokens is the caller's. REQUIRES: depth <= full.num_tokens(),
+// depth < tokens.size().
+std::unique_ptr<Sequence> SequenceOverSynthetic(const EngineAccess::Impl& impl, const FullKv& full,
+                                                int64_t depth, absl::Span<const TokenId> tokens);
 
 }  // namespace vericache

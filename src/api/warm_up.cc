@@ -1,6 +1,7 @@
 #include "api/warm_up.h"
 
 #include <algorithm>
+#include <vector>
 
 #include "api/synthetic_kv.h"
 #include "base/status_macros.h"
@@ -35,15 +36,12 @@ std::unique_ptr<Sequence> SequenceOn(const EngineAccess::Impl& impl, const FullK
                                      const Shape& shape) {
   const int64_t depth = shape.deep ? full.num_tokens() : kBlockTokens;
   const int64_t num_ids = impl.tokenizer->vocab_size();
-  auto s = std::make_unique<Sequence>(
-      full.Fork(depth), Sampler({}, impl.model->config.vocab_size, num_ids, impl.model->kernels));
-  for (int64_t i = 0; i <= depth; ++i) s->tokens.push_back(static_cast<TokenId>(i % num_ids));
+  std::vector<TokenId> tokens;
+  for (int64_t i = 0; i <= depth; ++i) tokens.push_back(static_cast<TokenId>(i % num_ids));
+  auto s = SequenceOverSynthetic(impl, full, depth, tokens);
   for (int i = 0; i < shape.drafted; ++i)
     s->drafted.push_back({static_cast<TokenId>((depth + i) % num_ids)});
-  s->num_prompt = depth + 1;
   s->max_tokens = shape.drafted + 1;
-  s->spec.enabled = false;
-  s->ends_generation = [](TokenId) { return false; };
   return s;
 }
 

@@ -31,7 +31,7 @@ class Planner {
  private:
   double Link(uint64_t bytes) const { return static_cast<double>(bytes) / bytes_per_s_; }
   double Prefill(int64_t begin, int64_t end) const { return PrefillSeconds(costs_, begin, end); }
-  double DraftStep() const;
+  double DraftStep(int num_sharing) const;
   double Verify(int draft_len, int num_sharing) const;
   double TokenSeconds() const;
   PrefixEstimate Recompute() const;
@@ -52,10 +52,9 @@ class Planner {
   const double bytes_per_s_, queue_s_;
 };
 
-// Of a pass that all who decode here share.
-double Planner::DraftStep() const {
+double Planner::DraftStep(int num_sharing) const {
   PassShape shape;
-  for (int i = 0; i < in_.num_active; ++i) shape.AddDraft(1, in_.draft_kv_bytes);
+  for (int i = 0; i < num_sharing; ++i) shape.AddDraft(1, in_.draft_kv_bytes);
   return costs_.PassSeconds(shape);
 }
 
@@ -70,15 +69,13 @@ double Planner::Verify(int draft_len, int num_sharing) const {
 // take turns with those that draft for the others, who stay with the verifier.
 double Planner::TokenSeconds() const {
   const int n = in_.num_active;
-  PassShape drafts;
-  for (int i = 1; i < in_.num_remote; ++i) drafts.AddDraft(1, in_.draft_kv_bytes);
-  const double turn_s = in_.num_remote > 1 ? costs_.PassSeconds(drafts) : 0;
+  const double turn_s = in_.num_remote > 1 ? DraftStep(in_.num_remote - 1) : 0;
   double best = Verify(0, n) + turn_s;
   if (in_.lookup_run > 0 && in_.max_draft_len > 0)
     best = std::min(best, (Verify(kLookupDraft, n) + turn_s) / in_.lookup_run);
   for (const int len : kLengths) {
     if (len > in_.max_draft_len) break;
-    const double round_s = len * (DraftStep() + turn_s) + Verify(len, n) + turn_s;
+    const double round_s = len * (DraftStep(n) + turn_s) + Verify(len, n) + turn_s;
     best = std::min(best, round_s / ExpectedEmitted(in_.agreement, len));
   }
   return best;
@@ -148,7 +145,7 @@ PrefixEstimate Planner::DraftFirst() const {
   e.last_s = std::numeric_limits<double>::infinity();
   for (const int len : kLengths) {
     if (len > std::min<int64_t>(in_.max_draft_len, in_.max_tokens - 1)) break;
-    const double late_s = std::max(0.0, len * DraftStep() - spare_s);
+    const double late_s = std::max(0.0, len * DraftStep(in_.num_active) - spare_s);
     PassShape pass;
     pass.AddFull(suffix + len, in_.prompt_tokens + len, len + 1);
     const double first_s = full_s + late_s + costs_.PassSeconds(pass);
@@ -189,7 +186,7 @@ PrefixEstimate Planner::Remote() const {
   for (const int len : kLengths) {
     if (len > in_.max_draft_len) break;
     const double emitted = ExpectedEmitted(in_.agreement, len);
-    const double round_s = len * DraftStep() + in_.verifier_round_trip_s +
+    const double round_s = len * DraftStep(in_.num_active) + in_.verifier_round_trip_s +
                            Verify(len, in_.num_remote) + emitted * RowSeconds();
     if (emitted / round_s <= e.tokens_per_s) continue;
     e.tokens_per_s = emitted / round_s;

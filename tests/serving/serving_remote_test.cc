@@ -136,15 +136,19 @@ class ServingRemoteTest : public PrefixFixture {
     }
     return requests;
   }
+  // One verifier, whose questions stay away until the gate is open.
+  void HoldQuestions(Gate* gate, std::atomic<bool>* asked) {
+    verifiers_.resize(1);
+    verifiers_[0]->on_verify = [=](int, const RemoteVerify&) {
+      *asked = true;
+      gate->Wait();
+    };
+  }
   // A client leaves while the question of its request is away.
   void ExpectLeavingClosesItsSession(ServiceOptions options = {}) {
-    verifiers_.resize(1);
     Gate gate;
     std::atomic<bool> asked{false};
-    verifiers_[0]->on_verify = [&](int, const RemoteVerify&) {
-      asked = true;
-      gate.Wait();
-    };
+    HoldQuestions(&gate, &asked);
     const auto service = Serve(options);
     auto sink = std::make_shared<Collector>();
     const auto id = service->Submit(Question("h2o:0.3", 1), sink);
@@ -295,13 +299,9 @@ TEST_F(ServingRemoteTest, AClientThatLeavesClosesItsSession) {
 }
 
 TEST_F(ServingRemoteTest, AStopDoesNotWaitForAVerifier) {
-  verifiers_.resize(1);
   Gate gate;
   std::atomic<bool> asked{false};
-  verifiers_[0]->on_verify = [&](int, const RemoteVerify&) {
-    asked = true;
-    gate.Wait();
-  };
+  HoldQuestions(&gate, &asked);
   const auto service = Serve();
   auto sink = std::make_shared<Collector>();
   ASSERT_TRUE(service->Submit(Question("off", 1), sink).ok());
