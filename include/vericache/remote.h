@@ -22,7 +22,7 @@
 namespace vericache {
 
 // Messages between the two have this version; another one is refused.
-inline constexpr uint32_t kRemoteProtocol = 3;
+inline constexpr uint32_t kRemoteProtocol = 4;
 
 // What K/V and logits depend on besides tokens. Both sides must have the same.
 struct RemoteIdentity {
@@ -66,9 +66,12 @@ struct RemoteVerify {
 enum class RemoteFinish : uint8_t { kNone = 0, kStop = 1, kLength = 2 };
 
 struct RemoteVerified {
-  bool ready = false;                         // false: only prompt_done and prompt_total are set
+  bool ready = false;                         // false: only what is above `emitted` is set
   int64_t prompt_done = 0, prompt_total = 0;  // rows
-  std::vector<int32_t> emitted;               // tokens behind num_known, final
+  // Answers of all nodes that the verifier has in hand, this one included, and prompts of others
+  // that it has yet to compute: what a choice between it and another way reckons with.
+  int32_t num_answering = 0, num_prompts = 0;
+  std::vector<int32_t> emitted;  // tokens behind num_known, final
   // Of each: XXH3-128 of the row of logits that chose it: the links of Completion::logits_hash.
   std::vector<std::array<uint8_t, 16>> row_hashes;
   RemoteFinish finish = RemoteFinish::kNone;  // behind the last of them

@@ -72,6 +72,9 @@ struct Engine::Impl {
       const Request& request, const Sequence& sequence, PrefixUse use,
       std::function<PrefixChoice(const PrefixFacts&)> choose = {});
   void TakePrefix(std::unique_ptr<PrefixLookup> lookup, PrefixUse use, Sequence* sequence);
+  // What was loaded for `sequence`, which goes on elsewhere, is for those that begin like it.
+  void KeepLoaded(const Request& request, const Sequence& sequence,
+                  std::unique_ptr<PrefixLookup> lookup);
   // Prefixes that may be loaded at once beside the passes of others; 0: the KV budget has no room
   // for that.
   int MostLoads() const;

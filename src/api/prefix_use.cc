@@ -120,6 +120,18 @@ void Engine::Impl::TakePrefix(std::unique_ptr<PrefixLookup> lookup, PrefixUse us
   if (hit.scores != nullptr && !HasScores(*s)) SetScores(s, std::move(hit.scores));
 }
 
+void Engine::Impl::KeepLoaded(const Request& request, const Sequence& s,
+                              std::unique_ptr<PrefixLookup> lookup) {
+  const PrefixHit hit = prefixes->Finish(std::move(lookup));
+  if (!hit.full.has_value()) return;
+  const int64_t num_tokens = hit.full->num_tokens();
+  PrefixCache::Finding finding = {absl::MakeConstSpan(s.tokens).first(num_tokens), *hit.full,
+                                  request.prefix_salt, s.spec};
+  finding.scores = hit.scores;
+  finding.known_tokens = num_tokens;
+  prefixes->Add(finding);
+}
+
 int Engine::Impl::MostLoads() const {
   constexpr size_t kMost = 4, kShare = 8;  // of the budget
   if (tier == nullptr) return kMost;

@@ -128,6 +128,7 @@ void RemoteLoop::TakeEvents() {
   if (events.empty()) return;
   for (const auto& event : events)
     if (event != nullptr) TakeEvent(event.get());
+  TakeLoads();
   std::vector<RemoteId> ids;
   for (const auto& [id, job] : jobs_) ids.push_back(id);
   for (const RemoteId id : ids) Advance(id);
@@ -289,9 +290,8 @@ void RemoteLoop::End(RemoteId id, RemoteEnd::Kind kind) {
     }
   }
   if (job->load != nullptr) {
-    const uint64_t bytes = job->load->lookup().progress().bytes_done;
-    end.stats.full_bytes = bytes;
-    totals_.full_bytes += bytes;
+    CountLoaded(job.get());
+    end.stats.full_bytes = job->state.stats().full_bytes;
     if (end.by_choice) {
       end.lookup = job->load->Take();
     } else {
@@ -346,7 +346,10 @@ void RemoteLoop::RunPass() {
   const double pass_s = NowSeconds() - begin_s;
   ++totals_.num_passes;
   totals_.pass_s += pass_s;
-  if (filled.empty()) costs_.ObserveStep(pass_s, static_cast<int>(steps));
+  // As a request sees it: passes of what this node computes for others come in between.
+  const double wait_s = last_step_s_ >= 0 ? begin_s - last_step_s_ : 0;
+  last_step_s_ = begin_s + pass_s;
+  if (filled.empty()) costs_.ObserveStep(wait_s + pass_s, static_cast<int>(steps));
   // What this node would take for other passes is judged by these.
   PassShape shape;
   for (const auto& [job, num_rows] : filled)
@@ -370,6 +373,7 @@ void RemoteLoop::RunPass() {
 bool RemoteLoop::Step() {
   TakeEvents();
   if (!PlanPass()) {
+    last_step_s_ = -1;
     const std::lock_guard<std::mutex> lock(mutex_);
     return !events_.empty();
   }

@@ -88,6 +88,9 @@ struct RemoteHooks {
   // Begins to load the sequence's full blocks, for on_end, and calls `on_done` once they are here,
   // from any thread. Null: it cannot be.
   std::function<std::shared_ptr<PrefixLoad>(Sequence*, std::function<void()> on_done)> start_load;
+  // Takes what was loaded for a sequence that stays where it is: TokensInMemory() counts it from
+  // now on. Empty: nothing is kept.
+  std::function<void(const Sequence&, std::unique_ptr<PrefixLookup>)> keep_load;
   // Exactly once. May Add().
   std::function<void(RemoteEnd)> on_end;
 };
@@ -152,10 +155,12 @@ class RemoteLoop {
   void FetchForThoseThatWaited();
   void Advance(RemoteId id);
   bool PickVerifier(Job* job);
+  const Peer* LikelyPeer(const Job& job) const;
   void Open(Job* job);
   void Ask(Job* job);
   void Call(Job* job, std::function<void(Event*)> call);
   void Close(size_t peer, const std::string& session);
+  void TakeCrowd(const Job& job, const RemoteVerified& reply);
   void TakeReply(Job* job, const Event& event);
   void TakeTokens(Job* job, const Event& event);
   void Lost(Job* job, const absl::Status& status);
@@ -170,10 +175,16 @@ class RemoteLoop {
   void ObserveLookup(const Sequence& s);
   PrefixPlanInput PlanInputOf(const Job& job) const;
   void AddCrowd(const Job& job, PrefixPlanInput* in) const;
-  int64_t PromptRowsBefore(const Job& job) const;
+  struct PromptRows {
+    int64_t before = 0, behind = 0;
+  };
+  PromptRows PromptRowsThere(const Job& job) const;
   void TakeWay(Job* job, PrefixWay way, const PrefixPlanInput& in);
   bool StartLoad(Job* job);
   void DropLoad(Job* job);
+  void CountLoaded(Job* job);
+  void TakeLoads();
+  void Stay(Job* job, int64_t loaded);
   bool MayLeave(const Job& job) const;
   bool PlanPass();
   void RunPass();
@@ -193,6 +204,7 @@ class RemoteLoop {
   AnswerLength length_;
   double lookup_tokens_ = 0, lookup_rounds_ = 0;  // of answers before, the newest most
   RemoteTotals totals_;
+  double last_step_s_ = -1;  // when the last pass ended; < 0: nobody waited for one since
   // Of the pass.
   std::vector<Job*> filling_, stepping_;
   std::vector<DraftRows> step_rows_;

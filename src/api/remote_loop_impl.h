@@ -18,6 +18,13 @@ struct RemoteLoop::Peer {
   CircuitBreaker breaker;
   int num_jobs = 0;
   bool is_lost = false;  // to some request, since it was last of use
+  // Requests of other nodes that it has in hand, as its last reply told, and how many of these have
+  // their prompts yet to be computed.
+  int num_others = 0, num_other_prompts = 0;
+  // Prompts of all nodes, and questions in a row that prompts came in between of.
+  int num_prompts = 0, num_disturbed = 0;
+  static constexpr int kMostDisturbed = 24;
+  bool disturbed() const { return num_disturbed > 0 && num_disturbed <= kMostDisturbed; }
   explicit Peer(RemoteVerifier* v, const BreakerOptions& options) : verifier(v), breaker(options) {}
 };
 
@@ -46,6 +53,7 @@ struct RemoteLoop::Job {
   bool plain = false;                // asked for: the verifier decodes
   bool leaves = false;               // it goes on here as soon as nothing is loading
   std::shared_ptr<PrefixLoad> load;  // of its full blocks
+  bool has_loaded = false;           // all of them
   RequestTimes times;
 
   Job(const EngineAccess::Impl* impl, std::unique_ptr<Sequence> s, const Request& request)

@@ -52,6 +52,16 @@ bool RemoteLoop::PickVerifier(Job* job) {
   return false;
 }
 
+// The verifier that it has, or would get. Null: there is none at all.
+const RemoteLoop::Peer* RemoteLoop::LikelyPeer(const Job& job) const {
+  if (job.peer >= 0) return peers_[job.peer].get();
+  if (peers_.empty()) return nullptr;
+  const auto fewest =
+      std::min_element(peers_.begin(), peers_.end(),
+                       [](const auto& a, const auto& b) { return a->num_jobs < b->num_jobs; });
+  return fewest->get();
+}
+
 void RemoteLoop::Call(Job* job, std::function<void(Event*)> call) {
   job->calling = true;
   job->ask_s = NowSeconds();
@@ -117,8 +127,25 @@ void RemoteLoop::Lost(Job* job, const absl::Status& status) {
   LeaveVerifier(job);
 }
 
+// What the verifier has told of all its requests, without those of this node.
+void RemoteLoop::TakeCrowd(const Job& job, const RemoteVerified& reply) {
+  int num_own = 0, num_own_prompts = 0;
+  for (const auto& [id, other] : jobs_) {
+    if (other->peer != job.peer || other->session.empty()) continue;
+    ++num_own;
+    num_own_prompts += id != job.id && other->state.sequence().num_emitted() == 0 ? 1 : 0;
+  }
+  Peer& peer = *peers_[job.peer];
+  const int num_prompts = std::max(reply.num_prompts, peer.num_prompts);
+  peer.num_disturbed = num_prompts > 0 ? peer.num_disturbed + 1 : 0;
+  peer.num_prompts = reply.num_prompts;
+  peer.num_others = std::max(0, reply.num_answering + reply.num_prompts - num_own);
+  peer.num_other_prompts = std::clamp(reply.num_prompts - num_own_prompts, 0, peer.num_others);
+}
+
 void RemoteLoop::TakeReply(Job* job, const Event& event) {
   if (!event.reply.ok()) return Lost(job, event.reply.status());
+  TakeCrowd(*job, *event.reply);
   if (event.reply->ready) return TakeTokens(job, event);
   const RemoteVerified& reply = *event.reply;
   ++totals_.replies;
@@ -144,7 +171,8 @@ void RemoteLoop::TakeTokens(Job* job, const Event& event) {
   peer.is_lost = false;
   stats.verifier = peer.verifier->name();
   job->failures = 0;
-  if (!job->first_reply)
+  // What others' prompts have delayed says little, unless they never end.
+  if (!job->first_reply && !peer.disturbed())
     costs_.ObserveQuestion({static_cast<int>(asked), static_cast<int>(event.reply->emitted.size()),
                             event.seconds, event.reply->busy_s});
   job->first_reply = false;

@@ -112,25 +112,33 @@ PrefixPlanInput RemoteLoop::PlanInputOf(const Job& job) const {
     in.remote_plain_tokens_per_s = remote.plain_tokens_per_s;
     in.remote_lookup_s = remote.round_trip_s + remote.verify_s + kLookupDraft * remote.row_s;
   }
+  const PromptRows rows = PromptRowsThere(job);
+  const CostModel& costs = impl_->Learned()->costs;
+  double load_s = 0;
   if (s.num_emitted() == 0) {
     const double near_bytes_per_s = std::max(kNearBytesPerSecond, in.link_bytes_per_s);
-    const double load_s =
-        job.begins_like_earlier ? 0 : static_cast<double>(in.full_bytes) / near_bytes_per_s;
-    const double ready_s = load_s + PrefillSeconds(impl_->Learned()->costs, in.prefix_tokens,
-                                                   in.prompt_tokens + PromptRowsBefore(job));
+    if (!job.begins_like_earlier) load_s = static_cast<double>(in.full_bytes) / near_bytes_per_s;
+    const double ready_s =
+        load_s + PrefillSeconds(costs, in.prefix_tokens, in.prompt_tokens + rows.before);
     in.verifier_ready_s = std::max(0.0, ready_s - (NowSeconds() - job.added_s));
   }
+  if (rows.behind > 0)
+    in.verifier_prompts_s = in.verifier_ready_s +
+                            PrefillSeconds(costs, in.prompt_tokens, in.prompt_tokens + rows.behind);
   in.fits_here = job.hooks.fits_here && job.hooks.fits_here(s);
   return in;
 }
 
-// Rows of prompts that the verifier computes before this one's: of requests that came earlier.
-int64_t RemoteLoop::PromptRowsBefore(const Job& job) const {
-  int64_t rows = 0;
+// Of prompts that the verifier has yet to compute, in the order of their arrival.
+RemoteLoop::PromptRows RemoteLoop::PromptRowsThere(const Job& job) const {
+  PromptRows rows;
   for (const auto& [id, other] : jobs_) {
-    if (id >= job.id || other->leaves || other->state.sequence().num_emitted() > 0) continue;
-    rows += other->prompt_rows();
+    if (id == job.id || other->leaves || other->state.sequence().num_emitted() > 0) continue;
+    (id < job.id ? rows.before : rows.behind) += other->prompt_rows();
   }
+  // Those of other nodes as if they were like this one.
+  if (const Peer* peer = LikelyPeer(job))
+    rows.behind += peer->num_other_prompts * job.prompt_rows();
   return rows;
 }
 
@@ -150,6 +158,7 @@ void RemoteLoop::AddCrowd(const Job& job, PrefixPlanInput* in) const {
   }
   in->num_active = 1 + here.requests;
   in->num_remote = num_remote;
+  if (const Peer* peer = LikelyPeer(job)) in->num_elsewhere = peer->num_others;
   in->prompts_ahead_s = PrefillSeconds(impl_->Learned()->costs, in->prompt_tokens,
                                        in->prompt_tokens + here.prompt_rows);
 }
@@ -164,7 +173,10 @@ void RemoteLoop::ChooseWay(Job* job) {
     return;
   }
   job->plain = asked == "remote-plain";
-  const bool measured = asked != "auto" || costs_.num_questions() >= kMeasuredQuestions;
+  const Peer* peer = LikelyPeer(*job);
+  const bool disturbed = peer != nullptr && peer->disturbed();
+  const bool measured =
+      asked != "auto" || (costs_.num_questions() >= kMeasuredQuestions && !disturbed);
   if (job->looked_at && !measured) return;
   if (OtherLoads(*job)) {
     if (stats.reason.empty()) stats.reason = "what it begins with is loaded for another request";
@@ -226,17 +238,46 @@ void RemoteLoop::TakeWay(Job* job, PrefixWay way, const PrefixPlanInput& in) {
   if (job->settled && way != PrefixWay::kLoad) DropLoad(job);
 }
 
+void RemoteLoop::CountLoaded(Job* job) {
+  const uint64_t bytes = job->load->lookup().progress().bytes_done;
+  job->state.stats().full_bytes += bytes;
+  totals_.full_bytes += bytes;
+}
+
+// What has come for one that has not left is in RAM for all: no choice waits for it any more. And
+// one whose blocks did not all come has nothing to leave for.
+void RemoteLoop::TakeLoads() {
+  for (const auto& [id, job] : jobs_) {
+    if (job->load == nullptr || !job->load->done()) continue;
+    const int64_t loaded = job->load->lookup().progress().blocks_done * kBlockTokens;
+    const bool failed = loaded < job->stored_tokens;
+    if (job->leaves && failed) Stay(job.get(), loaded);
+    job->has_loaded = !failed;
+    if (job->leaves || !(failed || job->hooks.keep_load)) continue;
+    CountLoaded(job.get());
+    if (job->hooks.keep_load) job->hooks.keep_load(job->state.sequence(), job->load->Take());
+    job->load.reset();
+  }
+}
+
+void RemoteLoop::Stay(Job* job, int64_t loaded) {
+  job->leaves = false;
+  job->way = PrefixWay::kRemote;
+  RemoteStats& stats = job->state.stats();
+  stats.plan = PrefixWayName(job->way);
+  stats.reason += StrCat("; only ", loaded, " of ", job->stored_tokens, " tokens came");
+}
+
 void RemoteLoop::DropLoad(Job* job) {
   if (job->load == nullptr) return;
-  job->state.stats().full_bytes = job->load->lookup().progress().bytes_done;
-  totals_.full_bytes += job->state.stats().full_bytes;
+  CountLoaded(job);
   job->load->Cancel();
   job->load.reset();
 }
 
 // A question that is away brings tokens soon, unless it waits for a prompt.
 bool RemoteLoop::MayLeave(const Job& job) const {
-  if (!job.leaves || (job.load != nullptr && !job.load->done())) return false;
+  if (!job.leaves || (job.load != nullptr && !job.has_loaded)) return false;
   if (job.state.sequence().num_emitted() < options_.remote.least_tokens_for_tests) return false;
   return !job.asking() || job.first_reply;
 }

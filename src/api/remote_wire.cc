@@ -234,6 +234,8 @@ std::string EncodeRemote(const RemoteVerified& m) {
   out.Put(static_cast<uint8_t>(m.ready));
   out.Put(m.prompt_done);
   out.Put(m.prompt_total);
+  out.Put(m.num_answering);
+  out.Put(m.num_prompts);
   out.List(m.emitted);
   out.List(m.row_hashes);
   out.Put(m.finish);
@@ -248,6 +250,11 @@ absl::StatusOr<RemoteVerified> DecodeRemoteVerified(std::string_view bytes) {
   m.ready = in.Flag();
   m.prompt_done = in.Get<int64_t>();
   m.prompt_total = in.Get<int64_t>();
+  m.num_answering = in.Get<int32_t>();
+  m.num_prompts = in.Get<int32_t>();
+  constexpr int32_t kMost = 1 << 20;
+  if (m.num_answering < 0 || m.num_answering > kMost || m.num_prompts < 0 || m.num_prompts > kMost)
+    in.Refuse();
   in.List(&m.emitted);
   in.List(&m.row_hashes);
   const uint8_t finish = in.Get<uint8_t>();

@@ -45,6 +45,12 @@ void ServeLoop::StartRemote(std::unique_ptr<ServeChoice> owned) {
     const bool loads = impl_->MostLoads() > 0 && lookup != nullptr && lookup->asks_store();
     return loads ? loader_->Start(std::move(lookup), std::move(on_done)) : nullptr;
   };
+  // Under a budget the scheduler says what RAM has room for.
+  if (impl_->tier == nullptr && impl_->options.prefix_memory_bytes > 0) {
+    hooks.keep_load = [this, choice](const Sequence& s, std::unique_ptr<PrefixLookup> lookup) {
+      impl_->KeepLoaded(choice->job->request, s, std::move(lookup));
+    };
+  }
   hooks.on_end = [this, choice](RemoteEnd end) { OnRemoteEnd(choice, std::move(end)); };
   active_.push_back(std::move(owned));
   choice->remote_id = remote_->Add(std::move(s), request, std::move(hooks));
@@ -82,8 +88,12 @@ void ServeLoop::GoOnHere(ServeChoice* choice, RemoteEnd end) {
     return FindPrefix(choice);
   }
   const Request& request = choice->job->request;
-  if (end.lookup == nullptr)  // what RAM has, no more
-    return TakePrefix(impl_->PlanPrefix(request, *s, PrefixUse::kShared), choice);
+  if (end.lookup == nullptr) {
+    // What RAM has, no more: but scores that the store may have take as long as the prompt.
+    std::unique_ptr<PrefixLookup> lookup = impl_->PlanPrefix(request, *s, PrefixUse::kShared);
+    if (lookup != nullptr && lookup->memory_lacks_scores()) return FindPrefix(choice);
+    return TakePrefix(std::move(lookup), choice);
+  }
   impl_->TakePrefix(std::move(end.lookup), PrefixUse::kShared, s);
   // Others that begin like it need not load it, too. Its rows came out of the store.
   if (s->full.num_tokens() > 0) impl_->KeepPrefix(request, *s, s->full.num_tokens() - 1);

@@ -239,11 +239,24 @@ absl::StatusOr<RemoteVerified> PassVerifier::Verify(const RemoteVerify& request)
   --session->num_waiting;
   session->used = Clock::now();
   if (answer.ok()) answer->busy_s = std::chrono::duration<double>(Clock::now() - begin).count();
+  if (answer.ok()) CountOthers(*session, &*answer);
   if (!absl::IsDeadlineExceeded(answer.status())) return answer;
   RemoteVerified pending;
+  CountOthers(*session, &pending);
   pending.prompt_done = session->prompt_done;
   pending.prompt_total = session->prompt_total;
   return pending;
+}
+
+// Sessions that nobody has asked for two seconds may be forgotten ones.
+void PassVerifier::CountOthers(const Session& asking, RemoteVerified* answer) const {
+  answer->num_answering = 1;
+  for (const auto& [name, other] : sessions_) {
+    if (other.get() == &asking || other->finish != FinishReason::kNone || !other->status.ok() ||
+        (other->num_waiting == 0 && Clock::now() - other->used > std::chrono::seconds(2)))
+      continue;
+    ++(other->work == Work::kPrompt ? answer->num_prompts : answer->num_answering);
+  }
 }
 
 // As the question wants them. Lets go of the lock meanwhile.

@@ -95,6 +95,7 @@ class PassVerifier : public VerifierHost {
   void Begin(Work work, Session* session);
   RemoteVerified MakeAnswer(const RemoteVerify& request, Session* session);
   void FinishRows(const RemoteVerify& request, RemoteVerified* answer, Lock* lock);
+  void CountOthers(const Session& asking, RemoteVerified* answer) const;
   void Erase(std::map<std::string, SessionPtr>::iterator at);
 
   // --- On the computing thread

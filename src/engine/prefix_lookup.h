@@ -74,6 +74,10 @@ class PrefixLookup {
 
   // Whether a store may have more than is known: else Load() would do nothing.
   bool asks_store() const { return stored_.has_value(); }
+  // RAM has rows, but not the scores that the spec chooses by.
+  bool memory_lacks_scores() const {
+    return memory_tokens_ > 0 && spec_.score_kind() != ScoreKind::kNone && !memory_has_scores_;
+  }
   // Reads what the store has: scores, full blocks in order of position, a draft KV. Never fails:
   // what did not come is computed. Once.
   void Load();

@@ -41,9 +41,12 @@ class Planner {
   PrefixEstimate RemotePlain() const;
   PrefixEstimate BestRemote() const;
   double RowSeconds() const;
+  double PromptsBehind() const;
   double RemoteLookupRate() const;
   double Provisional() const;
   PrefixWay PickWithVerifier(const PrefixPlan& plan) const;
+  // Other nodes see the same crowd and leave it as this one does: half of theirs stay.
+  int NumThere() const { return in_.num_remote + (in_.num_elsewhere + 1) / 2; }
   bool HasDraft() const { return in_.draft_tokens > 0 && in_.max_draft_len > 0; }
   std::string Reason(const PrefixPlan& plan) const;
 
@@ -167,12 +170,17 @@ double Planner::RowSeconds() const {
   return static_cast<double>(in_.row_bytes) / rows_per_s;
 }
 
+// At the verifier: prompts of those that came later are computed between an answer's steps.
+double Planner::PromptsBehind() const {
+  return std::max(0.0, in_.verifier_prompts_s - in_.verifier_ready_s);
+}
+
 // Tokens a second of questions about what look-up proposes.
 double Planner::RemoteLookupRate() const {
   if (in_.lookup_run <= 0 || in_.max_draft_len == 0) return 0;
   const double question_s = in_.remote_lookup_s > 0
                                 ? in_.remote_lookup_s
-                                : in_.verifier_round_trip_s + Verify(kLookupDraft, in_.num_remote);
+                                : in_.verifier_round_trip_s + Verify(kLookupDraft, NumThere());
   return in_.lookup_run / std::max(1e-9, question_s);
 }
 
@@ -187,7 +195,7 @@ PrefixEstimate Planner::Remote() const {
     if (len > in_.max_draft_len) break;
     const double emitted = ExpectedEmitted(in_.agreement, len);
     const double round_s = len * DraftStep(in_.num_active) + in_.verifier_round_trip_s +
-                           Verify(len, in_.num_remote) + emitted * RowSeconds();
+                           Verify(len, NumThere()) + emitted * RowSeconds();
     if (emitted / round_s <= e.tokens_per_s) continue;
     e.tokens_per_s = emitted / round_s;
     e.draft_len = len;
@@ -198,8 +206,9 @@ PrefixEstimate Planner::Remote() const {
   e.tokens_per_s = std::max(e.tokens_per_s, RemoteLookupRate());
   e.first_s = std::max(in_.verifier_ready_s, draft_s + Provisional()) + first_round_s;
   const double emitted = ExpectedEmitted(in_.agreement, e.draft_len);
-  e.last_s = e.first_s + std::max(0.0, static_cast<double>(in_.max_tokens) - emitted) /
-                             std::max(1e-9, e.tokens_per_s);
+  e.last_s =
+      e.first_s + PromptsBehind() +
+      std::max(0.0, static_cast<double>(in_.max_tokens) - emitted) / std::max(1e-9, e.tokens_per_s);
   e.link_bytes = in_.draft_bytes;
   return e;
 }
@@ -209,14 +218,15 @@ PrefixEstimate Planner::RemotePlain() const {
   e.possible = in_.verifier;
   if (!e.possible) return e;
   const double tokens = std::max(1, in_.verifier_plain_tokens);
-  const double question_s = in_.verifier_round_trip_s + tokens * Verify(0, in_.num_remote);
+  const double question_s = in_.verifier_round_trip_s + tokens * Verify(0, NumThere());
   e.tokens_per_s =
       in_.remote_plain_tokens_per_s > 0 ? in_.remote_plain_tokens_per_s : tokens / question_s;
   // Look-up needs no draft KV; where there is one it is counted with that.
   if (!HasDraft()) e.tokens_per_s = std::max(e.tokens_per_s, RemoteLookupRate());
   e.first_s = in_.verifier_ready_s + question_s;
-  e.last_s = e.first_s + std::max(0.0, static_cast<double>(in_.max_tokens) - tokens) /
-                             std::max(1e-9, e.tokens_per_s);
+  e.last_s =
+      e.first_s + PromptsBehind() +
+      std::max(0.0, static_cast<double>(in_.max_tokens) - tokens) / std::max(1e-9, e.tokens_per_s);
   return e;
 }
 
@@ -256,7 +266,8 @@ PrefixWay Planner::PickWithVerifier(const PrefixPlan& plan) const {
   // Drafts are what the verifier has most room for.
   if (drafts.possible && kVerifierIsLeftAt * drafts.last_s <= plan.of(way).last_s)
     way = PrefixWay::kRemote;
-  double best_s = kVerifierIsLeftAt * BestRemote().last_s;
+  const bool guesses = in_.remote_plain_tokens_per_s == 0 && in_.num_active + NumThere() > 2;
+  double best_s = (guesses ? kCrowdIsLeftAt : kVerifierIsLeftAt) * BestRemote().last_s;
   for (const PrefixWay here : {PrefixWay::kRecompute, PrefixWay::kLoad}) {
     if (!plan.of(here).possible || plan.of(here).last_s >= best_s) continue;
     best_s = plan.of(here).last_s;

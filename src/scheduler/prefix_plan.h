@@ -25,6 +25,9 @@ enum class PrefixWay : uint8_t { kRecompute, kLoad, kDraftFirst, kRemote, kRemot
 inline constexpr int kNumPrefixWays = 5;
 // The time that a verifier's answer may take, of that of another way, before it is left for that.
 inline constexpr double kVerifierIsLeftAt = 0.95;
+// The same while the verifier's times are guesses and several requests share a machine: what each
+// of these costs the others is guessed, too.
+inline constexpr double kCrowdIsLeftAt = 0.85;
 const char* PrefixWayName(PrefixWay way);  // "recompute", "load", ...: stable, used in --json
 
 // Tokens that look-up is taken to propose a round.
@@ -56,7 +59,8 @@ struct PrefixPlanInput {
   double verifier_round_trip_s = 0;
   double verifier_bytes_per_s = 0;  // of exact rows that come back; 0: as the store's
   int64_t row_bytes = 0;            // of one token's full K/V
-  double verifier_ready_s = 0;      // until it has the prompt's K/V
+  double verifier_ready_s = 0;      // until it has the prompt's K/V,
+  double verifier_prompts_s = 0;    // and those of all prompts that it was given; 0: of no others
   int verifier_plain_tokens = 16;   // of a question without a draft
   // Tokens a second as measured; 0: predicted, as if the verifier's machine were this one.
   double remote_tokens_per_s = 0, remote_plain_tokens_per_s = 0;
@@ -65,6 +69,7 @@ struct PrefixPlanInput {
   bool fits_here = true;       // this node has room for the full KV
   int num_active = 1;          // requests that would decode here, this one included
   int num_remote = 1;          // of this node at the verifier, this one included
+  int num_elsewhere = 0;       // of other nodes there, as far as it has told; they choose, too
   double prompts_ahead_s = 0;  // that this node computes for others before this one's prompt
 };
 

@@ -242,6 +242,71 @@ TEST(PrefixPlan, ACrowdIsCounted) {
             5 + alone.of(PrefixWay::kRecompute).first_s - 1e-9);
 }
 
+// Prompts that are computed between an answer's steps delay it there, and nothing here.
+TEST(PrefixPlan, PromptsOfOthersDelayAnswersAtTheVerifier) {
+  PrefixPlanInput in = WithVerifier(8192, 10000);
+  in.verifier_ready_s = 1;
+  const PrefixPlan alone = PlanPrefix(in, DraftingCosts());
+  in.verifier_prompts_s = 4;
+  const PrefixPlan among = PlanPrefix(in, DraftingCosts());
+  for (const PrefixWay way : {PrefixWay::kRemote, PrefixWay::kRemotePlain}) {
+    EXPECT_EQ(among.of(way).first_s, alone.of(way).first_s);
+    EXPECT_NEAR(among.of(way).last_s, alone.of(way).last_s + 3, 1e-9);
+  }
+  EXPECT_EQ(among.of(PrefixWay::kRecompute).last_s, alone.of(PrefixWay::kRecompute).last_s);
+  in.verifier_prompts_s = 0;  // of no others
+  EXPECT_EQ(PlanPrefix(in, DraftingCosts()).of(PrefixWay::kRemote).last_s,
+            alone.of(PrefixWay::kRemote).last_s);
+}
+
+double OfTheVerifiersTime(const PrefixPlan& plan) {
+  return plan.of(PrefixWay::kLoad).last_s /
+         std::min(plan.of(PrefixWay::kRemote).last_s, plan.of(PrefixWay::kRemotePlain).last_s);
+}
+
+// Alone or measured, 95% of the verifier's time is worth leaving for; in a crowd by guess, 85%.
+TEST(PrefixPlan, AGuessAboutACrowdMustPromiseMore) {
+  int between = 0, below = 0;
+  for (const int num_remote : {1, 2, 3, 4, 6, 8, 12})
+    for (double mbit = 1000; mbit < 20000; mbit *= 1.1) {
+      PrefixPlanInput in = WithVerifier(8192, mbit);
+      in.num_remote = num_remote;
+      const PrefixPlan measured = PlanPrefix(in, DraftingCosts());
+      EXPECT_EQ(measured.way == PrefixWay::kLoad, OfTheVerifiersTime(measured) < 0.95)
+          << measured.reason;
+      in.remote_plain_tokens_per_s = 0;
+      const PrefixPlan guessed = PlanPrefix(in, DraftingCosts());
+      const double ratio = OfTheVerifiersTime(guessed);
+      EXPECT_EQ(guessed.way == PrefixWay::kLoad, ratio < (num_remote > 1 ? 0.85 : 0.95))
+          << guessed.reason;
+      if (num_remote == 1) continue;
+      between += ratio > 0.85 && ratio < 0.95 ? 1 : 0;
+      below += ratio < 0.85 ? 1 : 0;
+    }
+  EXPECT_GT(between, 0);
+  EXPECT_GT(below, 0);
+}
+
+// Those of other nodes may leave as this one may: half of them are taken to stay. They compute and
+// draft on other machines.
+TEST(PrefixPlan, RequestsOfOtherNodesCountHalfAndOnlyAtTheVerifier) {
+  PrefixPlanInput mine = WithVerifier(8192, 10000);
+  mine.remote_plain_tokens_per_s = 0;
+  mine.num_remote = 3;
+  PrefixPlanInput others = mine;
+  others.num_remote = 1;
+  others.num_elsewhere = 4;
+  const PrefixPlan with_mine = PlanPrefix(mine, DraftingCosts());
+  const PrefixPlan with_others = PlanPrefix(others, DraftingCosts());
+  for (const PrefixWay there : {PrefixWay::kRemote, PrefixWay::kRemotePlain})
+    EXPECT_EQ(with_others.of(there).last_s, with_mine.of(there).last_s);
+  EXPECT_LT(with_others.of(PrefixWay::kLoad).last_s, with_mine.of(PrefixWay::kLoad).last_s);
+  others.num_elsewhere = 0;
+  const PrefixPlan alone = PlanPrefix(others, DraftingCosts());
+  EXPECT_LT(alone.of(PrefixWay::kRemote).last_s, with_others.of(PrefixWay::kRemote).last_s);
+  EXPECT_EQ(alone.of(PrefixWay::kRecompute).last_s, with_others.of(PrefixWay::kRecompute).last_s);
+}
+
 // Many at once share passes here, and one link.
 TEST(PrefixPlan, OthersMakeThisNodeAndItsLinkSlower) {
   PrefixPlanInput in = WithVerifier(8192, 10000);

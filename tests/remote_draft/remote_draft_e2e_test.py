@@ -222,7 +222,7 @@ class RemoteDrafting(RemoteCase):
 
     def test_hostile_requests(self):
         process, port = self.verifier()
-        for body in (b"", b"VCRD", b"\xff" * 1000, b"VCRD\x03\0\0\0\x01" + b"\xff" * 64):
+        for body in (b"", b"VCRD", b"\xff" * 1000, b"VCRD\x04\0\0\0\x01" + b"\xff" * 64):
             for path in ("open", "verify", "close"):
                 self.assertEqual(self.post(port, f"/v1/remote/{path}", body)[0], 400)
         status, text = self.post(port, "/v1/remote/open", b"VCRD\x07\0\0\0" + b"x" * 64)

@@ -24,6 +24,8 @@ RemoteVerified AVerified() {
   verified.ready = true;
   verified.prompt_done = 5;
   verified.prompt_total = 9;
+  verified.num_answering = 3;
+  verified.num_prompts = 2;
   verified.emitted = {1, 2};
   verified.row_hashes.resize(2);
   verified.row_hashes[1][15] = 0xfe;
@@ -74,6 +76,17 @@ TEST(RemoteWire, AFormOfRowsThatNobodyKnowsIsRefused) {
   EXPECT_TRUE(DecodeRemoteVerify(EncodeRemote(verify)).ok());
   verify.rows_as = static_cast<RemoteRows>(2);
   EXPECT_TRUE(absl::IsDataLoss(DecodeRemoteVerify(EncodeRemote(verify)).status()));
+}
+
+TEST(RemoteWire, SenselessCrowdsAreRefused) {
+  for (const int32_t count : {-1, 1 << 30}) {
+    RemoteVerified verified = AVerified();
+    verified.num_answering = count;
+    EXPECT_TRUE(absl::IsDataLoss(DecodeRemoteVerified(EncodeRemote(verified)).status())) << count;
+    verified = AVerified();
+    verified.num_prompts = count;
+    EXPECT_TRUE(absl::IsDataLoss(DecodeRemoteVerified(EncodeRemote(verified)).status())) << count;
+  }
 }
 
 TEST(RemoteWire, AnotherVersionIsSaid) {

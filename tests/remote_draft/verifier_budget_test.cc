@@ -110,6 +110,15 @@ class VerifierBudgetTest : public PrefixFixture {
     return ids == want_[i].token_ids && same ? absl::OkStatus()
                                              : absl::InternalError("another answer");
   }
+  // Of a session that ends with it.
+  RemoteVerified FirstReply(int i, VerifierHost* host) const {
+    RemoteVerify question;
+    question.session = *host->Open(OpenOf(i));
+    const auto reply = host->Verify(question);
+    EXPECT_TRUE(reply.ok()) << reply.status();
+    host->Close(question.session);
+    return reply.ok() ? *reply : RemoteVerified();
+  }
   void CheckRows(int i, int64_t begin, const RemoteVerified& reply) {
     if (begin < 0 || reply.finish != RemoteFinish::kNone) {
       EXPECT_EQ(reply.rows, "");
@@ -299,6 +308,9 @@ TEST_F(VerifierBudgetTest, ASlowStoreHoldsUpItsOwnSessionAlone) {
   absl::Status slow;
   std::thread waits([&] { slow = Run(0, host.get(), 1); });
   while (!reached) std::this_thread::yield();
+  const RemoteVerified told = FirstReply(1, host.get());
+  EXPECT_EQ(told.num_prompts, 1);  // its own is over
+  EXPECT_EQ(told.num_answering, 1);
   for (int i = 1; i < 4; ++i) {
     const absl::Status other = Run(i, host.get(), i);
     EXPECT_TRUE(other.ok()) << other;
@@ -310,6 +322,30 @@ TEST_F(VerifierBudgetTest, ASlowStoreHoldsUpItsOwnSessionAlone) {
   gate.set_value();
   waits.join();
   EXPECT_TRUE(slow.ok()) << slow;
+}
+
+// Who else is answered is told with each reply: sessions that are over do not count.
+TEST_F(VerifierBudgetTest, RepliesTellOfOtherSessions) {
+  const auto host = Start(Load(Options()));
+  std::vector<std::string> names;
+  for (int i = 0; i < 3; ++i) {
+    RemoteVerify question;
+    question.session = *host->Open(OpenOf(i));
+    names.push_back(question.session);
+    const auto reply = host->Verify(question);
+    ASSERT_TRUE(reply.ok() && reply->ready) << reply.status();
+    EXPECT_EQ(reply->num_answering, i + 1);
+    EXPECT_EQ(reply->num_prompts, 0);
+  }
+  host->Close(names[0]);
+  EXPECT_EQ(FirstReply(3, host.get()).num_answering, 3);
+  RemoteVerify last;  // the whole answer at once: its session is over before it is closed
+  last.session = names[1];
+  last.drafted = {want_[1].token_ids.begin(), want_[1].token_ids.end() - 1};
+  const auto whole = host->Verify(last);
+  ASSERT_TRUE(whole.ok()) << whole.status();
+  EXPECT_EQ(whole->finish, RemoteFinish::kLength);
+  EXPECT_EQ(FirstReply(3, host.get()).num_answering, 2);
 }
 
 // Two nodes (or one that has lost its reply and asks again while the pass runs) with one question.
