@@ -115,7 +115,7 @@ class VerifierBudgetTest : public PrefixFixture {
     RemoteVerify question;
     question.session = *host->Open(OpenOf(i));
     const auto reply = host->Verify(question);
-    EXPECT_TRUE(reply.ok()) << reply.status();
+    EXPECT_TRUE(reply.ok() && reply->ready) << reply.status();
     host->Close(question.session);
     return reply.ok() ? *reply : RemoteVerified();
   }
@@ -311,7 +311,7 @@ TEST_F(VerifierBudgetTest, ASlowStoreHoldsUpItsOwnSessionAlone) {
   const RemoteVerified told = FirstReply(1, host.get());
   EXPECT_EQ(told.num_prompts, 1);  // its own is over
   EXPECT_EQ(told.num_answering, 1);
-  for (int i = 1; i < 4; ++i) {
+  for (int i = 2; i < 4; ++i) {  // what has been asked for once may be in the store by now
     const absl::Status other = Run(i, host.get(), i);
     EXPECT_TRUE(other.ok()) << other;
   }
