@@ -77,16 +77,21 @@ class RemoteServing(remote.RemoteCase):
         urls = [f"http://127.0.0.1:{self.verifier()[1]}" for _ in range(2)]
         server = self.serve(*urls)
         prompts = self.prompts(8)
-        looked_up = 0
-        for sampling, args in (({}, ()), ({"temperature": 0.8, "seed": 5},
-                                          ("--temp", "0.8", "--seed", "5"))):
+        looked_up = batches = 0
+        ways = [({}, ()), ({"temperature": 0.8, "seed": 5}, ("--temp", "0.8", "--seed", "5"))]
+        # Whether look-up pays is measured: a batch may do without.
+        for sampling, args in ways * 5:
+            if batches >= len(ways) and looked_up > 0:
+                break
+            batches += 1
             replies = self.ask_all(server, prompts, **sampling)
             for prompt, reply in zip(prompts, replies):
                 self.expect_same(reply, self.alone(prompt, *args))
                 way = self.way(reply)
                 self.assertEqual(way["fallback"], "")
                 looked_up += way["looked_up"]
-        self.assertEqual(self.metric(server, 'vericache_remote_choices_total{event="begun"}'), 16)
+        self.assertEqual(self.metric(server, 'vericache_remote_choices_total{event="begun"}'),
+                         8 * batches)
         self.assertEqual(
             self.metric(server, 'vericache_remote_choices_total{event="fallback"}'), 0)
         self.assertEqual(self.metric(server, 'vericache_remote_verifiers{state="up"}'), 2)
