@@ -18,13 +18,14 @@ struct RemoteLoop::Peer {
   CircuitBreaker breaker;
   int num_jobs = 0;
   bool is_lost = false;  // to some request, since it was last of use
+  int num_own = 1;       // requests of this node there, as of its last reply
   // Requests of other nodes that it has in hand, as its last reply told, and how many of these have
   // their prompts yet to be computed.
   int num_others = 0, num_other_prompts = 0;
   // Prompts of all nodes, and questions in a row that prompts came in between of.
   int num_prompts = 0, num_disturbed = 0;
-  static constexpr int kMostDisturbed = 24;
-  bool disturbed() const { return num_disturbed > 0 && num_disturbed <= kMostDisturbed; }
+  static constexpr int kMostDisturbed = 24;  // of each request of this node
+  bool disturbed() const { return num_disturbed > 0 && num_disturbed <= kMostDisturbed * num_own; }
   explicit Peer(RemoteVerifier* v, const BreakerOptions& options) : verifier(v), breaker(options) {}
 };
 

@@ -139,6 +139,7 @@ void RemoteLoop::TakeCrowd(const Job& job, const RemoteVerified& reply) {
   const int num_prompts = std::max(reply.num_prompts, peer.num_prompts);
   peer.num_disturbed = num_prompts > 0 ? peer.num_disturbed + 1 : 0;
   peer.num_prompts = reply.num_prompts;
+  peer.num_own = std::max(1, num_own);
   peer.num_others = std::max(0, reply.num_answering + reply.num_prompts - num_own);
   peer.num_other_prompts = std::clamp(reply.num_prompts - num_own_prompts, 0, peer.num_others);
 }
@@ -174,7 +175,7 @@ void RemoteLoop::TakeTokens(Job* job, const Event& event) {
   // What others' prompts have delayed says little, unless they never end.
   if (!job->first_reply && !peer.disturbed())
     costs_.ObserveQuestion({static_cast<int>(asked), static_cast<int>(event.reply->emitted.size()),
-                            event.seconds, event.reply->busy_s});
+                            event.seconds, event.reply->busy_s, peer.num_own});
   job->first_reply = false;
   if (asked > 0 && !job->state.looks_up())
     acceptance_.Observe(DraftMode::kDraftKv, static_cast<int>(asked),

@@ -110,6 +110,7 @@ PrefixPlanInput RemoteLoop::PlanInputOf(const Job& job) const {
   if (costs_.num_questions() >= kMeasuredQuestions) {
     if (remote.draft_len > 0) in.remote_tokens_per_s = remote.tokens_per_s;
     in.remote_plain_tokens_per_s = remote.plain_tokens_per_s;
+    in.num_measured = costs_.num_own();
     in.remote_lookup_s = remote.round_trip_s + remote.verify_s + kLookupDraft * remote.row_s;
   }
   const PromptRows rows = PromptRowsThere(job);

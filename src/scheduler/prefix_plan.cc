@@ -46,6 +46,7 @@ class Planner {
   double Provisional() const;
   PrefixWay PickWithVerifier(const PrefixPlan& plan) const;
   // Other nodes see the same crowd and leave it as this one does: half of theirs stay.
+  double SinceMeasured(int draft_len) const;
   int NumThere() const { return in_.num_remote + (in_.num_elsewhere + 1) / 2; }
   bool HasDraft() const { return in_.draft_tokens > 0 && in_.max_draft_len > 0; }
   std::string Reason(const PrefixPlan& plan) const;
@@ -175,11 +176,19 @@ double Planner::PromptsBehind() const {
   return std::max(0.0, in_.verifier_prompts_s - in_.verifier_ready_s);
 }
 
+// How many times as long as when it was measured a question takes: some have left since.
+double Planner::SinceMeasured(int draft_len) const {
+  if (in_.num_measured <= 0) return 1;
+  const int others = NumThere() - in_.num_remote;
+  const int measured = std::max(1, static_cast<int>(std::lround(in_.num_measured)));
+  return Verify(draft_len, NumThere()) / Verify(draft_len, measured + others);
+}
+
 // Tokens a second of questions about what look-up proposes.
 double Planner::RemoteLookupRate() const {
   if (in_.lookup_run <= 0 || in_.max_draft_len == 0) return 0;
   const double question_s = in_.remote_lookup_s > 0
-                                ? in_.remote_lookup_s
+                                ? in_.remote_lookup_s * SinceMeasured(kLookupDraft)
                                 : in_.verifier_round_trip_s + Verify(kLookupDraft, NumThere());
   return in_.lookup_run / std::max(1e-9, question_s);
 }
@@ -202,7 +211,8 @@ PrefixEstimate Planner::Remote() const {
     first_round_s = round_s;
   }
   e.possible = e.draft_len > 0;
-  if (in_.remote_tokens_per_s > 0) e.tokens_per_s = in_.remote_tokens_per_s;
+  if (in_.remote_tokens_per_s > 0)
+    e.tokens_per_s = in_.remote_tokens_per_s / SinceMeasured(e.draft_len);
   e.tokens_per_s = std::max(e.tokens_per_s, RemoteLookupRate());
   e.first_s = std::max(in_.verifier_ready_s, draft_s + Provisional()) + first_round_s;
   const double emitted = ExpectedEmitted(in_.agreement, e.draft_len);
@@ -219,8 +229,9 @@ PrefixEstimate Planner::RemotePlain() const {
   if (!e.possible) return e;
   const double tokens = std::max(1, in_.verifier_plain_tokens);
   const double question_s = in_.verifier_round_trip_s + tokens * Verify(0, NumThere());
-  e.tokens_per_s =
-      in_.remote_plain_tokens_per_s > 0 ? in_.remote_plain_tokens_per_s : tokens / question_s;
+  e.tokens_per_s = in_.remote_plain_tokens_per_s > 0
+                       ? in_.remote_plain_tokens_per_s / SinceMeasured(0)
+                       : tokens / question_s;
   // Look-up needs no draft KV; where there is one it is counted with that.
   if (!HasDraft()) e.tokens_per_s = std::max(e.tokens_per_s, RemoteLookupRate());
   e.first_s = in_.verifier_ready_s + question_s;
@@ -266,8 +277,8 @@ PrefixWay Planner::PickWithVerifier(const PrefixPlan& plan) const {
   // Drafts are what the verifier has most room for.
   if (drafts.possible && kVerifierIsLeftAt * drafts.last_s <= plan.of(way).last_s)
     way = PrefixWay::kRemote;
-  const bool guesses = in_.remote_plain_tokens_per_s == 0 && in_.num_active + NumThere() > 2;
-  double best_s = (guesses ? kCrowdIsLeftAt : kVerifierIsLeftAt) * BestRemote().last_s;
+  const bool crowd = in_.num_active + NumThere() > 2;
+  double best_s = (crowd ? kCrowdIsLeftAt : kVerifierIsLeftAt) * BestRemote().last_s;
   for (const PrefixWay here : {PrefixWay::kRecompute, PrefixWay::kLoad}) {
     if (!plan.of(here).possible || plan.of(here).last_s >= best_s) continue;
     best_s = plan.of(here).last_s;

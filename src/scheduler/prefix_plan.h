@@ -25,8 +25,8 @@ enum class PrefixWay : uint8_t { kRecompute, kLoad, kDraftFirst, kRemote, kRemot
 inline constexpr int kNumPrefixWays = 5;
 // The time that a verifier's answer may take, of that of another way, before it is left for that.
 inline constexpr double kVerifierIsLeftAt = 0.95;
-// The same while the verifier's times are guesses and several requests share a machine: what each
-// of these costs the others is guessed, too.
+// The same where several requests share a machine: those that leave together slow each other down,
+// and none of them knows how many will.
 inline constexpr double kCrowdIsLeftAt = 0.85;
 const char* PrefixWayName(PrefixWay way);  // "recompute", "load", ...: stable, used in --json
 
@@ -65,6 +65,8 @@ struct PrefixPlanInput {
   // Tokens a second as measured; 0: predicted, as if the verifier's machine were this one.
   double remote_tokens_per_s = 0, remote_plain_tokens_per_s = 0;
   double remote_lookup_s = 0;  // of a question of kLookupDraft proposed tokens; 0: predicted
+  // Of this node at the verifier when these were measured, on average; 0: as many as now.
+  double num_measured = 0;
 
   bool fits_here = true;       // this node has room for the full KV
   int num_active = 1;          // requests that would decode here, this one included

@@ -61,6 +61,8 @@ void RemoteCosts::ObserveStep(double pass_s, int num_rows) {
 void RemoteCosts::ObserveQuestion(const RemoteQuestion& q) {
   if (!IsTime(q.seconds) || q.emitted < 1) return;
   ++num_questions_;
+  own_sum_ = own_sum_ * kDecay + q.num_own;
+  own_weight_ = own_weight_ * kDecay + 1;
   // The verifier's word on its own time is worth what it can be.
   const double busy = IsTime(q.busy_s) ? std::min(q.busy_s, q.seconds) : 0;
   link_.Observe(q.emitted, q.seconds - busy);

@@ -34,6 +34,7 @@ struct RemoteQuestion {
   int drafted = 0, emitted = 0;
   double seconds = 0;  // until its reply was there
   double busy_s = 0;   // of these: at the verifier
+  int num_own = 1;     // requests of this node there meanwhile
 };
 
 // What the machines' passes should take, before any was measured.
@@ -73,9 +74,12 @@ class RemoteCosts {
   RemoteLength Choose(const AcceptanceEstimate& acceptance, double prior_mean,
                       const RemoteLengthLimits& limits) const;
   int64_t num_questions() const { return num_questions_; }  // observed so far
+  // Of this node at the verifier, on average while these were asked; 0: none was.
+  double num_own() const { return own_weight_ > 0 ? own_sum_ / own_weight_ : 0; }
 
  private:
   int64_t num_questions_ = 0;
+  double own_sum_ = 0, own_weight_ = 0;
   double step_s_;        // of one pass, as a request sees it
   double share_s_;       // of it, for one request
   LineFit link_;         // seconds away from both nodes, by tokens that came back

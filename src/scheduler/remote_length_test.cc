@@ -100,6 +100,17 @@ TEST(RemoteLength, SenselessTimesChangeNothing) {
   EXPECT_TRUE(std::isfinite(chosen.tokens_per_s) && chosen.tokens_per_s > 0);
 }
 
+TEST(RemoteLength, TellsHowManyWereThere) {
+  RemoteCosts costs{RemoteGuess()};
+  EXPECT_EQ(costs.num_own(), 0);
+  for (int i = 0; i < 9; ++i) costs.ObserveQuestion({8, 4, 1, 0.5, 12});
+  EXPECT_DOUBLE_EQ(costs.num_own(), 12);
+  costs.ObserveQuestion({8, 4, 1, 0.5, 2});
+  EXPECT_GT(costs.num_own(), 9);
+  for (int i = 0; i < 100; ++i) costs.ObserveQuestion({8, 4, 1, 0.5, 2});
+  EXPECT_NEAR(costs.num_own(), 2, 0.1);
+}
+
 TEST(LineFit, FindsALine) {
   LineFit fit(1, 0, 0);
   for (int i = 0; i < 200; ++i) fit.Observe(i % 30, 3 + 0.5 * (i % 30));
