@@ -30,7 +30,11 @@ class ServingRemoteWaysTest : public ServingRemoteTest {
     };
   }
   // Predictions that no machine is fast enough to change: a pass takes a second.
-  void MakePassesSlow() { engine_->Learned()->costs = CostModel(PassGuess::Of(1), 1e9); }
+  void MakePassesSlow(double row_s = 0.05) {
+    PassGuess guess = PassGuess::Of(1);
+    guess.row_s = row_s;
+    engine_->Learned()->costs = CostModel(guess, 1e9);
+  }
   static ServeRequest Here(ServeRequest request) {
     request.logprobs = true;  // no verifier has them
     return request;
@@ -166,22 +170,53 @@ TEST_F(ServingRemoteWaysTest, RequestsOfOtherNodesCount) {
   EXPECT_GT(last_s[2], last_s[1] + last_s[0]);
 }
 
-// They say what the verifier takes while it computes the prompts, not what it takes behind them.
+// They say what the verifier takes while it computes the prompts, not what it takes behind them;
+// where prompts never end, they count.
 TEST_F(ServingRemoteWaysTest, QuestionsAmongPromptsMeasureNothing) {
   plan_ = "remote";
-  std::map<int, double> round_trip_s;
-  for (const int num_prompts : {0, 1}) {
-    verifiers_[0]->on_verify = [](int, const RemoteVerify&) {
-      std::this_thread::sleep_for(milliseconds(100));
-    };
+  verifiers_[0]->on_verify = [](int, const RemoteVerify&) {
+    std::this_thread::sleep_for(milliseconds(50));
+  };
+  const double guess_s = RemoteGuess().round_trip_s;
+  for (const auto& [num_prompts, num_questions] : {std::pair(0, 3), {1, 3}, {1, 20}, {1, 30}}) {
     verifiers_[0]->on_reply = [=](RemoteVerified* reply) { reply->num_prompts += num_prompts; };
     const auto service = Serve();
-    ServeRequest question = Question("off", 1);
+    ServeRequest question = Question("off", 1, 16 * num_questions);
     question.request.propose = "off";
-    round_trip_s[num_prompts] = StatsOf(Answer(service.get(), question)).round_trip_s;
+    const double round_trip_s = StatsOf(Answer(service.get(), question)).round_trip_s;
+    if (num_prompts == 1 && num_questions < 24)
+      EXPECT_EQ(round_trip_s, guess_s) << num_questions;
+    else
+      EXPECT_GT(round_trip_s, 1.5 * guess_s) << num_questions;
   }
-  EXPECT_EQ(round_trip_s[1], RemoteGuess().round_trip_s);
-  EXPECT_GT(round_trip_s[0], 2 * round_trip_s[1]);
+}
+
+// Rates that were measured among many are scaled for one that is alone. No question takes less
+// than the pause here.
+TEST_F(ServingRemoteWaysTest, WhatWasMeasuredAmongManyIsScaled) {
+  Push({"h2o:0.3"});
+  plan_ = "remote-plain";
+  constexpr milliseconds kPause(100);
+  verifiers_[0]->on_verify = [=](int, const RemoteVerify&) { std::this_thread::sleep_for(kPause); };
+  const auto service = Serve();
+  std::vector<ServeRequest> many;
+  for (int i = 0; i < 12; ++i) {
+    many.push_back(Question("off", i, 64));
+    many.back().request.propose = "off";
+  }
+  ExpectAll(many, SubmitAll(service.get(), many));
+  MakePassesSlow(1);  // twelve rows take six times as long as one
+  ServeRequest alone = Question("off", 20, 16);
+  alone.request.propose = "off";
+  const RemoteStats stats = StatsOf(Answer(service.get(), alone));
+  const double most_per_s = 16 / std::chrono::duration<double>(kPause).count();
+  bool found = false;
+  for (const auto& estimate : stats.estimates) {
+    if (estimate.way != "remote-plain") continue;
+    found = true;
+    EXPECT_GT(estimate.tokens_per_s, 2 * most_per_s) << stats.reason;
+  }
+  EXPECT_TRUE(found) << stats.reason;
 }
 
 // A node that computes for others in between drafts more slowly than its passes take.
