@@ -115,10 +115,10 @@ PrefixPlanInput RemoteLoop::PlanInputOf(const Job& job) const {
   }
   const PromptRows rows = PromptRowsThere(job);
   const CostModel& costs = impl_->Learned()->costs;
-  double load_s = 0;
   if (s.num_emitted() == 0) {
     const double near_bytes_per_s = std::max(kNearBytesPerSecond, in.link_bytes_per_s);
-    if (!job.begins_like_earlier) load_s = static_cast<double>(in.full_bytes) / near_bytes_per_s;
+    const double load_s =
+        job.begins_like_earlier ? 0 : static_cast<double>(in.full_bytes) / near_bytes_per_s;
     const double ready_s =
         load_s + PrefillSeconds(costs, in.prefix_tokens, in.prompt_tokens + rows.before);
     in.verifier_ready_s = std::max(0.0, ready_s - (NowSeconds() - job.added_s));

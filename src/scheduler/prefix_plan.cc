@@ -45,8 +45,8 @@ class Planner {
   double RemoteLookupRate() const;
   double Provisional() const;
   PrefixWay PickWithVerifier(const PrefixPlan& plan) const;
-  // Other nodes see the same crowd and leave it as this one does: half of theirs stay.
   double SinceMeasured(int draft_len) const;
+  // Other nodes see the same crowd and leave it as this one does: half of theirs stay.
   int NumThere() const { return in_.num_remote + (in_.num_elsewhere + 1) / 2; }
   bool HasDraft() const { return in_.draft_tokens > 0 && in_.max_draft_len > 0; }
   std::string Reason(const PrefixPlan& plan) const;

@@ -86,13 +86,7 @@ TEST_F(RemoteDraftTest, EverySpecGreedyAndSampledAtOnce) {
     Request request = Question(kSpecs[i], 100 + i);
     request.ignore_eos = i % 3 != 0;
     request.draft_len = i % 4 == 0 ? 5 : 0;
-    if (i % 2 == 1) {
-      request.sampling.temperature = 0.9f;
-      request.sampling.seed = i;
-      request.sampling.frequency_penalty = 0.3f;
-      request.sampling.repetition_penalty = 1.1f;
-      request.sampling.logit_bias = {{5, 1.5f}};
-    }
+    if (i % 2 == 1) SampleWithAll(i, &request);
     requests.push_back(request);
   }
   // Each serving node has an engine of its own; all share the verifier's passes.

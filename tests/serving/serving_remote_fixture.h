@@ -3,8 +3,7 @@
 #pragma once
 
 #include <atomic>
-#include <chrono>
-#include <map>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -126,13 +125,7 @@ class ServingRemoteTest : public PrefixFixture {
       Request& r = request.request;
       r.ignore_eos = i % 4 != 0 && i % 3 != 1;  // the oracle of stop strings knows no end tokens
       r.draft_len = i % 3 == 0 ? 5 : 0;
-      if (i % 2 == 1) {
-        r.sampling.temperature = 0.9f;
-        r.sampling.seed = i;
-        r.sampling.frequency_penalty = 0.3f;
-        r.sampling.repetition_penalty = 1.1f;
-        r.sampling.logit_bias = {{5, 1.5f}};
-      }
+      if (i % 2 == 1) SampleWithAll(i, &r);
       request.num_choices = i % 5 == 4 ? 3 : 1;
       request.logprobs = i % 8 == 7;
       if (i % 6 == 2) r.prefix_salt = "tenant";

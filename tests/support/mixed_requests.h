@@ -42,6 +42,15 @@ constexpr const char* kMixedSpecs[] = {"off",           "int4",
                                        "snapkv:0.2",    "verify:0.2,score=vegas+int8",
                                        "h2o:0.3+kivi4", "kvzip:0.3,chunk=64,window=8"};
 
+// Sampled, with penalties and a bias.
+inline void SampleWithAll(uint64_t seed, Request* r) {
+  r->sampling.temperature = 0.9f;
+  r->sampling.seed = seed;
+  r->sampling.frequency_penalty = 0.3f;
+  r->sampling.repetition_penalty = 1.1f;
+  r->sampling.logit_bias = {{5, 1.5f}};
+}
+
 // One of the draft specs, draft length, end, priority and sampling.
 inline void PickOptions(absl::Span<const char* const> specs, uint64_t seed, Picks* pick,
                         Request* r) {
